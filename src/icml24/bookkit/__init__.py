@@ -1,0 +1,18 @@
+"""What the book needs to be written, tested and rendered: claims, explorers, figures, plugins."""
+
+from icml24.bookkit.claims import Claim, Claims, read_records
+from icml24.bookkit.explore import Band, Bars, Explorer, Line, Points
+from icml24.bookkit.style import COLORS, use_style
+
+__all__ = [
+    "COLORS",
+    "Band",
+    "Bars",
+    "Claim",
+    "Claims",
+    "Explorer",
+    "Line",
+    "Points",
+    "read_records",
+    "use_style",
+]
