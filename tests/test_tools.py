@@ -40,6 +40,16 @@ def test_a_fresh_pair_is_fine_and_running_again_changes_no_byte(pair):
     assert pair[1].read_bytes() == before
 
 
+def test_formatting_changes_both_twins_and_keeps_header_and_outputs(pair):
+    pair[0].write_text(pair[0].read_text().replace("print(1 + 1)", "print( 1+1 )"))
+    assert nb.run([str(pair[0])]) == 0
+    nb.fmt([str(pair[0])])
+    assert pair[0].read_text().startswith(HEADER)
+    assert "print(1 + 1)" in pair[0].read_text()
+    assert nb.problems(*pair) == []
+    assert nbformat.read(pair[1], as_version=4).cells[1].outputs[0].text == "2\n"
+
+
 def test_an_edited_twin_is_found(pair):
     twin = nbformat.read(pair[1], as_version=4)
     twin.cells[1].source = "print(3)"

@@ -152,7 +152,9 @@ def fmt(files: list[str]) -> int:
             continue
         for old, new in zip(notebook.cells, formatted.cells, strict=True):
             old.source = new.source
-        jupytext.write(notebook, source, fmt="md:myst")
+        _, header, _ = source.read_text("utf-8").split("---\n", 2)
+        _, _, body = jupytext.writes(notebook, fmt="md:myst").split("---\n", 2)
+        source.write_text("---\n".join(["", header, body]), "utf-8")
         if target.is_file():
             twin = nbformat.read(target, as_version=4)
             if len(twin.cells) == len(formatted.cells):

@@ -22,8 +22,10 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sphinx.util.nodes import make_refnode
 
 from icml24.bookkit.chapters import Chapter, chapters, count_verdicts
 from icml24.bookkit.claims import Claim, read_records
@@ -160,7 +162,7 @@ class Chapters(SphinxDirective):
             image = nodes.image(uri=uri, alt=cover[2])
             image["candidates"] = {"*": uri}
             card += image
-        link = _link(f"book/{chapter.slug}/index", f"{chapter.order}. {chapter.title}")
+        link = _link(f"book/{chapter.slug}/index", chapter.title)
         card += nodes.paragraph("", "", link, classes=["chapter-title"])
         card += nodes.paragraph("", chapter.question)
         claims = [c for _, c in records.values() if c.declaration.slug == chapter.slug]
@@ -234,11 +236,38 @@ def clean_page(
         )
 
 
+def resolve_short_name(
+    app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, contnode: nodes.Element
+) -> nodes.Node | None:
+    """Resolve a bare name in a docstring, ``:func:`name```, within the same column."""
+    if node.get("refdomain") != "py":
+        return None
+    objects = env.domains.python_domain.objects
+    column = ".".join(str(node.get("py:module") or "").split(".")[:2])
+    ending = "." + node["reftarget"].lstrip(".")
+    places = [name for name in objects if name.startswith(column) and name.endswith(ending)]
+    if not column or not places:
+        return None
+    name = min(places, key=len)
+    target = objects[name]
+    return make_refnode(app.builder, node["refdoc"], target.docname, target.node_id, contnode, name)
+
+
+def skip_generated(
+    app: Sphinx, what: str, name: str, obj: object, skip: bool, options: Any
+) -> bool | None:
+    """Leave out the request methods that scikit-learn generates for every estimator."""
+    return True if re.fullmatch(r"set_\w+_request", name) else None
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
+    app.setup_extension("sphinx.ext.autodoc")
     app.add_role("claim", ClaimRole())
     app.add_directive("scorecard", Scorecard)
     app.add_directive("chapters", Chapters)
     app.connect("build-finished", copy_vendored)
+    app.connect("missing-reference", resolve_short_name)
+    app.connect("autodoc-skip-member", skip_generated)
     app.connect("html-page-context", clean_page, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
