@@ -39,6 +39,12 @@ def test_a_record_is_json_and_comes_back_whole():
         assert Claim.from_record(json.loads(json.dumps(claim.record()))) == claim
 
 
+def test_narrow_regions_are_written_with_their_width():
+    d = Declaration("col", "a", "x", "y", "m", "1", (1 - 1e-9, 1 + 1e-9))
+    assert Claim(d, 1.0, 1.0, 1.0, 1).accepted() == "1 ± 1e−09"
+    assert Claim(D, 0.9, 0.85, 0.95, 5).accepted() == "≥ 0.8"
+
+
 def test_cards_escape_html():
     d = Declaration("col", "a", "x", "p < 0.05 & q", "m", "<b>", (0.0, 1.0))
     text = Claim(d, 0.5, 0.4, 0.6, 5).to_html()

@@ -182,6 +182,8 @@ class Claim:
             return f"≥ {_number(low)}"
         if math.isinf(low):
             return f"≤ {_number(high)}"
+        if _number(low) == _number(high):
+            return f"{_number((low + high) / 2)} ± {_number((high - low) / 2)}"
         return f"{_number(low)} to {_number(high)}"
 
     def __str__(self) -> str:

@@ -120,7 +120,8 @@ SCRIPT = """
     const i = +input.value, state = spec.states[i], color = getComputedStyle(box).color;
     input.setAttribute("aria-valuetext", state.label);
     note.textContent = state.label + (state.note ? " · " + state.note : "");
-    const axis = {gridcolor: "rgba(128,128,128,.3)", zerolinecolor: "rgba(128,128,128,.5)"};
+    const axis = {automargin: true, gridcolor: "rgba(128,128,128,.3)",
+      zerolinecolor: "rgba(128,128,128,.5)"};
     Plotly.react(plot, state.traces, {
       ...spec.layout,
       xaxis: {...axis, ...spec.layout.xaxis}, yaxis: {...axis, ...spec.layout.yaxis},
@@ -214,8 +215,8 @@ class Explorer:
             "margin": {"l": 60, "r": 10, "t": 10, "b": 50},
             "height": 380,
             "legend": {"orientation": "h", "y": 1.12},
-            "xaxis": {"title": {"text": xlabel}, **self._range("x", xrange)},
-            "yaxis": {"title": {"text": ylabel}, **self._range("y", yrange)},
+            "xaxis": {"title": {"text": xlabel, "standoff": 12}, **self._range("x", xrange)},
+            "yaxis": {"title": {"text": ylabel, "standoff": 12}, **self._range("y", yrange)},
         }
 
     def _range(self, axis: str, given: tuple[float, float] | None) -> dict[str, Any]:

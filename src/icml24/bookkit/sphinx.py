@@ -239,14 +239,16 @@ def clean_page(
 def resolve_short_name(
     app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, contnode: nodes.Element
 ) -> nodes.Node | None:
-    """Resolve a bare name in a docstring, ``:func:`name```, within the same column."""
+    """Resolve a bare or re-exported name, ``:func:`name```, within the column that uses it."""
     if node.get("refdomain") != "py":
         return None
-    objects = env.domains.python_domain.objects
-    column = ".".join(str(node.get("py:module") or "").split(".")[:2])
-    ending = "." + node["reftarget"].lstrip(".")
-    places = [name for name in objects if name.startswith(column) and name.endswith(ending)]
-    if not column or not places:
+    objects = env.domains["py"].data["objects"]
+    wanted = node["reftarget"].lstrip(".")
+    home = wanted if wanted.startswith("icml24.") else str(node.get("py:module") or "")
+    column = ".".join(home.split(".")[:2]) + "."
+    short = wanted.removeprefix(column)
+    places = [name for name in objects if name.startswith(column) and name.endswith("." + short)]
+    if not home or not places:
         return None
     name = min(places, key=len)
     target = objects[name]
