@@ -204,7 +204,7 @@ def test_at_a_counter():
     log = policy.audit()
     assert log["agent"].tolist() == ["north", "east", "south"]
     np.testing.assert_allclose(log["amount"], given_out)
-    np.testing.assert_allclose(log["left"], 6 - np.cumsum(given_out))
+    np.testing.assert_allclose(log["left"], 6 - np.cumsum(given_out), atol=1e-9)
     with pytest.raises(ValueError, match="new day"):
         policy.decide(1)
     assert policy.reset().decide(6) == given_out[0]
