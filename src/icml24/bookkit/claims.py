@@ -116,6 +116,11 @@ def declarations(slug: str) -> dict[str, Declaration]:
     return found
 
 
+def css_class(verdict: str) -> str:
+    """Name the style of a verdict, for example ``verdict-not-reproduced``."""
+    return "verdict-" + verdict.replace(" ", "-")
+
+
 def _number(x: float) -> str:
     return {math.inf: "∞", -math.inf: "−∞"}.get(x, f"{x:.3g}".replace("-", "−"))
 
@@ -210,7 +215,7 @@ class Claim:
             )
         return (
             f'<div class="claim" style="border-left:4px solid {COLOR[self.verdict]};'
-            f'padding:.4em 1em"><p><strong class="verdict verdict-{self.verdict.split()[0]}">'
+            f'padding:.4em 1em"><p><strong class="verdict {css_class(self.verdict)}">'
             f"{self.verdict}</strong> {e(d.statement)}</p>{body}</div>"
         )
 

@@ -28,7 +28,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 from sphinx.util.nodes import make_refnode
 
 from icml24.bookkit.chapters import Chapter, chapters, count_verdicts
-from icml24.bookkit.claims import Claim, read_records
+from icml24.bookkit.claims import Claim, css_class, read_records
 
 __all__ = ["setup"]
 
@@ -45,7 +45,7 @@ def _link(docname: str, text: str) -> addnodes.pending_xref:
 
 
 def _badge(verdict: str, text: str | None = None) -> nodes.inline:
-    return nodes.inline("", text or verdict, classes=["verdict", f"verdict-{verdict.split()[0]}"])
+    return nodes.inline("", text or verdict, classes=["verdict", css_class(verdict)])
 
 
 def _docname(path: Path, source: Path) -> str:
@@ -170,7 +170,7 @@ class Chapters(SphinxDirective):
         for verdict, count in count_verdicts(claims).items():
             if count:
                 line += [_badge(verdict, f"{count} {verdict}"), nodes.Text(" ")]
-        line += nodes.Text(f"{chapter.read} min to read, {chapter.run} min to run")
+        line += nodes.inline("", f"{chapter.read} min to read, {chapter.run} min to run")
         card += line
         return card
 
