@@ -145,6 +145,7 @@ def test_block_evidence_is_below_the_joint_one(wave_case):
     assert evidence < LAPLACE_TORCH_FULL_JOINT
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_live_parity_with_laplace_torch(wave_case):
     laplace = pytest.importorskip("laplace", reason="needs laplace-torch")
     from laplace.curvature import CurvlinopsGGN

@@ -128,6 +128,7 @@ def test_predict_with_variance(benchmark, structure, n_columns):
     assert structure == "full" or loop > 1.2 * benchmark.stats["min"]
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("n_columns", [8, 32])
 def test_predict_with_variance_against_laplace_torch(benchmark, n_columns):
     laplace = pytest.importorskip("laplace", reason="needs laplace-torch")
