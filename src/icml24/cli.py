@@ -56,6 +56,8 @@ def list_chapters() -> None:
     table = Table("chapter", "title", "claims", *STYLE, "not testable here")
     for chapter in chapters():
         claims = [c for c in records.values() if c.declaration.slug == chapter.slug]
+        if not claims:  # its chapter is not in the book yet
+            continue
         counts = [str(n) for n in count_verdicts(claims).values()]
         table.add_row(chapter.slug, chapter.title, str(len(claims)), *counts)
     console.print(table)

@@ -221,7 +221,7 @@ def copy_vendored(app: Sphinx, exception: Exception | None) -> None:
 def clean_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Drop repeated inline scripts, and the ARIA roles that docutils puts on citation lists."""
+    """Drop repeated inline scripts, misused ARIA roles, and definition lists without terms."""
     files, seen = [], set()
     for script in context.get("script_files", []):
         body = (getattr(script, "attributes", None) or {}).get("body")
@@ -231,9 +231,17 @@ def clean_page(
         files.append(script)
     context["script_files"] = files
     if context.get("body"):
-        context["body"] = re.sub(
+        body = re.sub(
             r' role="doc-(?:biblioentry|backlink|endnotes?|biblioref|noteref)"', "", context["body"]
         )
+        body = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+        context["body"] = re.sub(r"(?<=\(</span>)<dl>(.*?)</dl>", _signature_rows, body, flags=re.S)
+
+
+def _signature_rows(match: re.Match[str]) -> str:
+    """Write a signature of several lines without a definition list, which it is not."""
+    rows = match[1].replace("<dd>", '<span class="sig-row">').replace("</dd>", "</span>")
+    return f"<span>{rows}</span>"
 
 
 def resolve_short_name(
