@@ -234,7 +234,9 @@ def clean_page(
         body = re.sub(
             r' role="doc-(?:biblioentry|backlink|endnotes?|biblioref|noteref)"', "", context["body"]
         )
-        body = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+        body = body.replace(
+            '<div role="list" class="citation-list">', '<div class="citation-list">'
+        )
         context["body"] = re.sub(r"(?<=\(</span>)<dl>(.*?)</dl>", _signature_rows, body, flags=re.S)
 
 
