@@ -237,6 +237,7 @@ def clean_page(
         body = body.replace(
             '<div role="list" class="citation-list">', '<div class="citation-list">'
         )
+        body = re.sub(r'<th(?: class="head")?>(?:<p></p>)?</th>', "<td></td>", body)
         context["body"] = re.sub(r"(?<=\(</span>)<dl>(.*?)</dl>", _signature_rows, body, flags=re.S)
 
 
