@@ -1,0 +1,60 @@
+"""Cost of a sampling step beside the network call, ours and diffusers'."""
+
+import tracemalloc
+
+import pytest
+import torch
+
+from icml24.bayesian_flow import (
+    BFNSampler,
+    ContinuousBFN,
+    ContinuousBFNSchedule,
+    as_diffusers_scheduler,
+    to_vp,
+)
+
+SCHEDULE = ContinuousBFNSchedule(1e-3**0.5)
+SHAPE, STEPS = (16, 3, 32, 32), 50
+
+
+def free_model(mu, s):
+    return mu
+
+
+FLOW = ContinuousBFN(free_model, SCHEDULE, "epsilon", check_finite=False)
+
+
+@pytest.mark.parametrize("solver", ["bfn-solver2", "sde-bfn-solver2", "bfn"])
+def test_ours(benchmark, solver):
+    sampler = BFNSampler(FLOW, solver, STEPS)
+    benchmark(sampler.sample, SHAPE, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("algorithm", ["dpmsolver++", "sde-dpmsolver++"])
+def test_diffusers(benchmark, algorithm):
+    pytest.importorskip("diffusers")
+    model = to_vp(FLOW)
+    scheduler = as_diffusers_scheduler(model, algorithm_type=algorithm)
+
+    def sample():
+        generator = torch.Generator().manual_seed(0)
+        scheduler.set_timesteps(STEPS)
+        x = torch.randn(SHAPE, generator=generator)
+        with torch.no_grad():
+            for k in scheduler.timesteps:
+                x = scheduler.step(x, k, x, generator=generator).prev_sample
+        return x
+
+    benchmark(sample)
+
+
+def test_memory_does_not_grow_with_the_steps():
+    # Python objects only; tensors of earlier steps are released.
+    peaks = []
+    for steps in (10, 200):
+        sampler = BFNSampler(FLOW, "sde-bfn-solver2", steps)
+        tracemalloc.start()
+        sampler.sample(SHAPE, torch.Generator().manual_seed(0))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 3 * peaks[0] + 200_000

@@ -1,0 +1,90 @@
+"""Speed of the single loop against a jitted JAX scan and against unrolling; ratios within one run.
+
+``pytest -s tests/benchmarks/test_bilevel.py`` prints the times. Contenders alternate, and the best
+of three counts, because timings on shared machines vary.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+from icml24.bilevel import L2Selection, minimize_bilevel
+from icml24.bilevel.data import load_rand_health
+from icml24.bilevel.peers import jax_single_loop, lbfgs_hypergradient, unrolled_gradient
+
+STEPS, BATCH = 3000, 64
+STEP_SIZES = {"lr_inner": 0.3, "lr_outer": 30.0}
+
+
+@pytest.fixture(scope="module")
+def problem():
+    data = load_rand_health(0)
+    return L2Selection(data.X, data.y, data.X_val, data.y_val)
+
+
+def ours(problem, engine, seeds, method="spaba", steps=STEPS):
+    result = minimize_bilevel(
+        problem, method, batch_size=BATCH, max_steps=steps, max_oracle_calls=1e12, seeds=seeds,
+        engine=engine, progress=False, **STEP_SIZES,
+    )  # fmt: skip
+    return result.x, result.seconds, int(result.n_oracle.sum())
+
+
+def nanoseconds(contender):
+    _, seconds, calls = contender()
+    return 1e9 * seconds / calls
+
+
+def test_nanoseconds_per_oracle_call_against_jax(problem):
+    pytest.importorskip("jax")
+    pytest.importorskip("numba")
+    prob = BATCH / (BATCH + (problem.n_inner + problem.n_outer) / 2)
+    contenders = {
+        "jax scan, 1 seed": lambda: jax_single_loop(
+            problem, **STEP_SIZES, steps=STEPS, batch_size=BATCH, prob_full=prob
+        ),
+        "ours, numba, 1 seed": lambda: ours(problem, "numba", 1),
+        "ours, numpy, 10 seeds": lambda: ours(problem, "numpy", 10, steps=STEPS // 5),
+    }
+    best = dict.fromkeys(contenders, np.inf)
+    ours(problem, "numba", 1, steps=10)  # compile
+    for _ in range(3):
+        for name, contender in contenders.items():
+            best[name] = min(best[name], nanoseconds(contender))
+    print({name: f"{value:.0f} ns per call" for name, value in best.items()})
+    assert best["jax scan, 1 seed"] >= 2 * best["ours, numba, 1 seed"]
+
+
+def test_same_gradient_level_as_the_jax_loop(problem):
+    pytest.importorskip("jax")
+    pytest.importorskip("numba")
+    prob = BATCH / (BATCH + (problem.n_inner + problem.n_outer) / 2)
+    theirs = jax_single_loop(problem, **STEP_SIZES, steps=STEPS, batch_size=BATCH, prob_full=prob)[
+        0
+    ]
+    mine = ours(problem, "numba", 5)[0]
+    levels = (problem.hypergradient(mine) ** 2).sum(1)
+    level = (problem.hypergradient(theirs) ** 2).sum()
+    assert levels.min() / 3 < level < 3 * levels.max()
+
+
+def test_seconds_to_a_target_against_unrolling(problem):
+    """Get 90 percent of the way to the optimum: SPABA first, unrolled descent second."""
+    optimum = lbfgs_hypergradient(problem).value
+    start = float(problem.value(problem.init()[0]))
+    target = optimum + 0.1 * (start - optimum)
+    clock = time.perf_counter()
+    result = minimize_bilevel(
+        problem, batch_size=BATCH, max_oracle_calls=3e6, engine="numba", progress=False,
+        metric=lambda x: np.atleast_1d(problem.value(x)), target=target, record_every=250,
+        **STEP_SIZES,
+    )  # fmt: skip
+    mine = time.perf_counter() - clock
+    assert np.isfinite(result.calls_to_target).all()
+    x, budget, clock = problem.init()[0], 3 * mine, time.perf_counter()
+    while time.perf_counter() - clock < budget and problem.value(x) > target:
+        x = x - 100.0 * unrolled_gradient(problem, x, 50, 1.0)
+    theirs = time.perf_counter() - clock
+    print(f"SPABA {mine:.2f} s (compilation and checks included), unrolling {theirs:.2f} s")
+    assert theirs > mine

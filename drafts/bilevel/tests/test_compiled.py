@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from icml24.bilevel import STORM, L2Selection, minimize_bilevel
+
+from .conftest import evaluate, make_problem, random_point
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((96, 5)) / 2
+    y = X[:, 0] > 0
+    return L2Selection(X[:64], y[:64], X[64:], y[64:])
+
+
+@pytest.mark.parametrize("method", ["spaba", "srba", "soba", "srmba", "full"])
+@pytest.mark.parametrize(("radius", "size"), [(None, 8), (0.05, 7)])  # 7 leaves a short block
+def test_compiled_and_numpy_loops_agree(problem, method, radius, size):
+    options = {
+        "lr_inner": 0.5, "lr_outer": [0.5, 1.0, 2.0], "batch_size": size, "seeds": 3,
+        "max_oracle_calls": 2e4, "record_every": 7, "radius": radius, "progress": False,
+    }  # fmt: skip
+    slow = minimize_bilevel(problem, method, **options)
+    fast = minimize_bilevel(problem, method, engine="numba", **options)
+    np.testing.assert_allclose(fast.x, slow.x, atol=1e-10)
+    assert fast.n_oracle.tolist() == slow.n_oracle.tolist() and fast.n_steps == slow.n_steps
+    assert fast.history["step"].tolist() == slow.history["step"].tolist()
+    np.testing.assert_allclose(fast.history["direction"], slow.history["direction"], atol=1e-8)
+
+
+def test_compiled_kernels_are_the_oracles(problem):
+    rng = np.random.default_rng(1)
+    orders = rng.permutation(64), rng.permutation(32)
+    inner, outer, data, data_val = problem.kernels(orders, (7, 5))  # both leave a short block
+    x, y, z = random_point(problem)
+    values = [np.empty(5) for _ in range(5)]
+    blocks = [(0, orders[0][:7]), (9, orders[0][63:]), (-1, None)]
+    others = [(1, orders[1][5:10]), (6, orders[1][30:]), (-1, None)]
+    for (block, rows), (other, rows_out) in zip(blocks, others, strict=True):
+        inner(data, block, x, y, z, *values[:3])
+        outer(data_val, other, x, y, *values[3:])
+        for a, b in zip(values, evaluate(problem, x, y, z, rows, rows_out), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-14)
+
+
+def test_compiled_loop_resumes(problem):
+    options = {"lr_inner": 0.5, "lr_outer": 1.0, "batch_size": 8, "progress": False}
+    whole = minimize_bilevel(
+        problem, engine="numba", max_steps=700, max_oracle_calls=1e9, **options
+    )
+    half = minimize_bilevel(problem, engine="numba", max_steps=300, max_oracle_calls=1e9, **options)
+    rest = minimize_bilevel(
+        problem, max_steps=700, max_oracle_calls=1e9, resume=half, progress=False
+    )
+    np.testing.assert_array_equal(rest.x, whole.x)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "saba"}, "PAGE, SARAH, SGD or STORM"),
+        ({"method": "amigo"}, "single-loop methods only"),
+        ({"method": dict.fromkeys("yzx", STORM(0.1, decay=0.5))}, "decay=0"),
+        ({"radius": np.tanh}, "ball only"),
+    ],
+)
+def test_what_cannot_be_compiled_is_named(problem, options, message):
+    with pytest.raises(ValueError, match=message):
+        minimize_bilevel(problem, engine="numba", progress=False, **options)
+
+
+def test_problems_without_kernels_are_refused():
+    with pytest.raises(ValueError, match="kernels"):
+        minimize_bilevel(make_problem("cleaning"), engine="numba", progress=False)
