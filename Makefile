@@ -39,7 +39,7 @@ unit: $(VENV)/.ok  ## unit tests and the examples in the docstrings
 
 notebooks: $(VENV)/.ok  ## execute every notebook and compare with the stored outputs
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --nbval --nbval-current-env \
-	  --nbval-cell-timeout=300 book
+	  --nbval-cell-timeout=900 book
 
 serve: book  ## build and open the book at http://localhost:8000
 	@$(BIN)/python -m http.server -d _build/html 8000

@@ -135,7 +135,7 @@ def _patch_nbval() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the ini value that bounds the run time of one notebook."""
-    parser.addini("notebook_budget", "seconds one notebook may take (0: no bound)", default="300")
+    parser.addini("notebook_budget", "seconds one notebook may take (0: no bound)", default="900")
 
 
 def pytest_configure(config: pytest.Config) -> None:
