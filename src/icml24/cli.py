@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from icml24.bookkit.chapters import chapters, count_verdicts, stored_records
 from icml24.bookkit.claims import Claim
@@ -53,7 +53,8 @@ def _verdict(claim: Claim) -> str:
 def list_chapters() -> None:
     """List the chapters with their claims and verdicts."""
     records = stored_records()
-    table = Table("chapter", "title", "claims", *STYLE, "not testable here")
+    slug = Column("chapter", no_wrap=True)
+    table = Table(slug, "title", "claims", *STYLE, "not testable here")
     for chapter in chapters():
         claims = [c for c in records.values() if c.declaration.slug == chapter.slug]
         if not claims:  # its chapter is not in the book yet
