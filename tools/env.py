@@ -23,7 +23,9 @@ def pins() -> dict[str, str]:
 def environment() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     pinned = pins()
-    groups = {"core": project["dependencies"], **project["optional-dependencies"]}
+    extras = project["optional-dependencies"]
+    chosen = re.findall(r"[\w-]+", extras["all"][0].partition("[")[2])
+    groups = {"core": project["dependencies"], **{name: extras[name] for name in chosen}}
     lines = [
         "# Written by tools/env.py from pyproject.toml and constraints.txt: edit those.",
         "name: icml24",
