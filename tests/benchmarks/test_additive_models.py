@@ -113,7 +113,7 @@ def test_fit(benchmark, structure):
     assert structure == "full" or loop > 1.2 * benchmark.stats["min"]
 
 
-@pytest.mark.parametrize("n_columns", [8, 32])
+@pytest.mark.parametrize("n_columns", [8, 32, 100])
 @pytest.mark.parametrize("structure", ["kron", "full"])
 def test_predict_with_variance(benchmark, structure, n_columns):
     X, y = rows(1000, n_columns)
@@ -129,7 +129,7 @@ def test_predict_with_variance(benchmark, structure, n_columns):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("n_columns", [8, 32])
+@pytest.mark.parametrize("n_columns", [8, 32, 100])
 def test_predict_with_variance_against_laplace_torch(benchmark, n_columns):
     laplace = pytest.importorskip("laplace", reason="needs laplace-torch")
     from laplace.curvature import CurvlinopsGGN

@@ -170,8 +170,9 @@ class Chapters(SphinxDirective):
         for verdict, count in count_verdicts(claims).items():
             if count:
                 line += [_badge(verdict, f"{count} {verdict}"), nodes.Text(" ")]
-        line += nodes.inline("", f"{chapter.read} min to read, {chapter.run} min to run")
         card += line
+        minutes = f"{chapter.read} min to read, {chapter.run} min to run"
+        card += nodes.paragraph("", minutes, classes=["chapter-meta"])
         return card
 
 
@@ -238,7 +239,8 @@ def clean_page(
             '<div role="list" class="citation-list">', '<div class="citation-list">'
         )
         body = re.sub(r'<th(?: class="head")?>(?:<p></p>)?</th>', "<td></td>", body)
-        context["body"] = re.sub(r"(?<=\(</span>)<dl>(.*?)</dl>", _signature_rows, body, flags=re.S)
+        body = re.sub(r'<dl class="field-list simple">\s*</dl>', "", body)
+        context["body"] = re.sub(r"<dl>(\s*<dd>.*?)</dl>", _signature_rows, body, flags=re.S)
 
 
 def _signature_rows(match: re.Match[str]) -> str:
