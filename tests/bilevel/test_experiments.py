@@ -19,7 +19,7 @@ from icml24.core.experiments import run
 
 TINY = replace(
     Config.laptop(), sizes=(64, 256), target=1e-2, precisions=(1e-1, 3e-2), d=6, streams=1,
-    max_steps=800, budget=3e4, penalty_methods=("spaba", "full"), cleaning_budget=1e4,
+    max_steps=800, budget=6e4, penalty_methods=("spaba", "full"), cleaning_budget=1e4,
 )  # fmt: skip
 
 

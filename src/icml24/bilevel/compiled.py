@@ -4,10 +4,14 @@ A problem takes part by ``kernels(orders, sizes)``. It returns two compiled orac
 the data that they take, arranged once for the given blocks: ``inner(data, block, x, y, z, gy, hz,
 cz)`` and ``outer(data, block, x, y, fy, fx)`` write averages over one block, or over everything
 when ``block`` is -1, into their last arguments.
+
+The package numba is optional. Without it this module can be imported and its functions are plain,
+slow Python; only :class:`CompiledLoop` refuses to work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +21,17 @@ from icml24.bilevel.methods import SingleLoop
 
 try:
     from numba import njit
-except ImportError as error:  # pragma: no cover
-    raise ImportError("engine='numba' needs the package numba: pip install numba.") from error
 
-__all__ = ["CompiledLoop", "l2_inner", "l2_outer"]
+    HAS_NUMBA = True
+except ImportError:
+    HAS_NUMBA = False
+
+    def njit(**options: Any) -> Callable[[Any], Any]:
+        """Leave a function as it is; stands in for numba's decorator."""
+        return lambda function: function
+
+
+__all__ = ["HAS_NUMBA", "CompiledLoop", "l2_inner", "l2_outer"]
 
 Array = np.ndarray
 
@@ -192,6 +203,8 @@ class CompiledLoop:
     """Wrap a :class:`~icml24.bilevel.SingleLoop` so that many steps are one compiled call."""
 
     def __init__(self, method: Any, run: Any) -> None:
+        if not HAS_NUMBA:
+            raise ImportError("engine='numba' needs the package numba: pip install numba.")
         if not hasattr(run.problem, "kernels"):
             raise ValueError(
                 f"engine='numba' needs a problem with kernels(), {type(run.problem).__name__} has "

@@ -54,9 +54,9 @@ class Config:
     sizes : tuple of int
         Samples n = m of the finite sums; powers of four, so that sqrt(n) divides n.
     target : float
-        Level of |grad H|^2 that counts as solved.
+        Level of ``|grad H|^2`` that counts as solved.
     precisions : tuple of float
-        Levels eps of E|grad H|^2 in the expectation setting.
+        Levels eps of ``E|grad H|^2`` in the expectation setting.
     d : int
         Coordinates of the quadratics.
     streams : int
@@ -204,12 +204,13 @@ def finite_sum(config: Config, seed: int) -> Record:
     for name in FINITE_SUM_METHODS:
         calls_array = np.array([record[f"calls:{name}:{n}"] for n in config.sizes])
         record[f"slope:{name}"] = slope(sizes_array, calls_array)
-    large = [n for n in config.sizes if n >= 1024]
     for name, values in ratios.items():
         record[f"ratio:{name}"] = max(values)
-    record["saba over spaba"] = float(
-        np.mean([record[f"calls:saba:{n}"] / record[f"calls:spaba:{n}"] for n in large])
-    )
+    large = [n for n in config.sizes if n >= 1024]
+    if large:
+        record["saba over spaba"] = float(
+            np.mean([record[f"calls:saba:{n}"] / record[f"calls:spaba:{n}"] for n in large])
+        )
     return record
 
 
@@ -217,7 +218,7 @@ def _stream_calls(
     problem: StreamingQuadratic, method: Any, eps: float, config: Config, seed: int,
     batch: int, full: int | None, budget: float,
 ) -> float:  # fmt: skip
-    """Count calls until the mean of |grad H|^2 over streams is below eps at some grid point."""
+    """Count calls until the mean of ``|grad H|^2`` is below eps at some grid point."""
     S = 3 * config.streams
     inner, outer = _grid((0.5,), (0.1, 0.2, 0.4), S)
     found: list[float] = []
@@ -238,7 +239,7 @@ def _stream_calls(
 
 
 def expectation(config: Config, seed: int) -> Record:
-    """Measure calls to E|grad H|^2 <= eps on an endless stream, batch sizes and steps tuned.
+    """Measure calls to ``E|grad H|^2 <= eps`` on an endless stream, batch sizes and steps tuned.
 
     Batch sizes are searched upwards in powers of two (four for large batches) from the best of the
     previous, coarser precision; a trial ends when it is dearer than the best so far.
@@ -277,7 +278,7 @@ def expectation(config: Config, seed: int) -> Record:
 
 
 def noise_floor(config: Config, seed: int) -> Record:
-    """|grad H|^2 after equal steps on a well-conditioned finite sum, and what a clip of z does.
+    """Measure ``|grad H|^2`` after equal steps, well conditioned, and what a clip of z does.
 
     Returns
     -------

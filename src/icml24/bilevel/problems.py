@@ -243,9 +243,9 @@ class DiagonalQuadratic:
     ) -> DiagonalQuadratic:
         """Draw a problem whose gradient descent shows the worst-case rate.
 
-        The eigenvalues of Hess H are log-spaced and x0 puts the same energy into each
-        (x0 - x* = +-1/sqrt(d lambda)), so that |grad H|^2 of gradient descent falls like 1/k for as
-        many decades as the spectrum has, which is the rate of the hardest smooth problems.
+        The eigenvalues of Hess H are log-spaced and x0 puts the same energy into each of them,
+        ``x0 - x* = +-1 / sqrt(d lambda)``. Then ``|grad H|^2`` of gradient descent falls like 1/k
+        for as many decades as the spectrum has, the rate of the hardest smooth problems.
 
         Parameters
         ----------
@@ -332,7 +332,7 @@ class DiagonalQuadratic:
         return self._mean_inner[1] * self.solution(x)[1]
 
     def outer_loss(self, x: Array, y: Array) -> Array:
-        """F(x, y) on all samples, any leading axes."""
+        """Return f(x, y) on all samples, any leading axes."""
         p, q = self._mean_outer
         return (0.5 * p * y**2 - q * y).sum(-1)
 
@@ -490,7 +490,7 @@ class QuadraticBilevel:
         return -self._rows(self.C, idx).T @ y
 
     def solution(self, x: Array) -> Pair:
-        """Y*(x) and z*(x) by dense solves."""
+        """Return y*(x) and z*(x) by dense solves."""
         A = self.A.mean(0)
         y = np.linalg.solve(A, self.C.mean(0) @ x + self.e.mean(0))
         return y, np.linalg.solve(A, self.P @ (y - self.t.mean(0)))
@@ -502,7 +502,7 @@ class QuadraticBilevel:
         return self.rho * (x - self.s.mean(0)) + self.C.mean(0).T @ self.solution(x)[1]
 
     def outer_loss(self, x: Array, y: Array) -> float:
-        """F(x, y) on all samples."""
+        """Return f(x, y) on all samples."""
         away = y - self.t
         fit = 0.5 * np.einsum("ij,jk,ik->i", away, self.P, away).mean()
         return float(fit + 0.5 * self.rho * ((x - self.s) ** 2).sum(1).mean())
@@ -617,7 +617,7 @@ class L2Selection:
         return np.logaddexp(0.0, -self.s_val * (y @ self.X_val.T)).mean(-1)
 
     def solution(self, x: Array) -> Pair:
-        """Y*(x) by damped Newton to machine precision, and z*(x) by a dense solve."""
+        """Return y*(x) by damped Newton to machine precision, and z*(x) by a dense solve."""
         if np.ndim(x) > 1:
             both = [self.solution(row) for row in x.reshape(-1, x.shape[-1])]
             ys, zs = (np.stack(part).reshape(x.shape) for part in zip(*both, strict=True))
@@ -643,12 +643,12 @@ class L2Selection:
         return y, np.linalg.solve(hessian, right)
 
     def hypergradient(self, x: Array) -> Array:
-        """Grad H(x) by exact solves, any leading axes."""
+        """Return grad H(x) by exact solves, any leading axes."""
         y, z = self.solution(x)
         return -np.exp(np.minimum(x, 50.0)) * y * z
 
     def value(self, x: Array) -> Array:
-        """H(x) by exact solves, any leading axes."""
+        """Return H(x) by exact solves, any leading axes."""
         return self.outer_loss(x, self.solution(x)[0])
 
     def kernels(
