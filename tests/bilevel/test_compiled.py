@@ -1,4 +1,4 @@
-"""The compiled loop against the numpy loop; without numba the same functions run as plain Python."""
+"""The compiled loop against the numpy loop; without numba the same code runs as plain Python."""
 
 import numpy as np
 import pytest

@@ -89,7 +89,7 @@ def _moments(block, weight, out):  # type: ignore[no-untyped-def]
 @njit(fastmath=True, cache=True, error_model="numpy")
 def l2_inner(data, block, x, y, z, gy, hz, cz):  # type: ignore[no-untyped-def]
     """Inner oracles of L2Selection on a block, or on all blocks."""
-    blocks, signs, lengths, floor = data
+    blocks, signs, lengths, limits = data  # lowest penalty, highest x
     first, last = (0, len(lengths)) if block < 0 else (block, block + 1)
     slope, curve = np.empty(signs.shape[1]), np.empty(signs.shape[1])
     gy[:] = 0.0
@@ -106,8 +106,8 @@ def l2_inner(data, block, x, y, z, gy, hz, cz):  # type: ignore[no-untyped-def]
         _moments(blocks[i], curve, hz)
     total = lengths[first:last].sum()
     for j in range(y.size):
-        strength = np.exp(min(x[j], 50.0))
-        penalty = strength + floor[0]
+        strength = np.exp(min(x[j], limits[1]))
+        penalty = strength + limits[0]
         gy[j] = gy[j] / total + penalty * y[j]
         hz[j] = hz[j] / total + penalty * z[j]
         cz[j] = strength * y[j] * z[j]
