@@ -170,7 +170,8 @@ def finite_sum(config: Config, seed: int) -> Record:
     dict
         ``calls:<method>:<n>``; ``slope:<method>``; and ``ratio:...``, the iterations of SPABA at
         b = sqrt(n) relative to full gradients with the same steps, to SPABA on the single-level
-        problem with the same steps, and to the latter with steps of its own (largest over n).
+        problem with the same steps, and to the latter with steps of its own (largest over n; the
+        last one for each n in ``factor:<n>``).
     """
     record: Record = {}
     ratios: dict[str, list[float]] = {"full": [], "single level": [], "single level tuned": []}
@@ -199,6 +200,7 @@ def finite_sum(config: Config, seed: int) -> Record:
         ratios["single level tuned"].append(
             ours[1] / calls_to_target(control, "spaba", config, seed)[1]
         )
+        record[f"factor:{n}"] = ratios["single level tuned"][-1]
         record[f"iterations:spaba:{n}"], record[f"iterations:full:{n}"] = ours[1], descent[1]
     sizes_array = np.array(config.sizes, dtype=float)
     for name in FINITE_SUM_METHODS:
