@@ -527,7 +527,8 @@ def minimize_bilevel(
     True
     """
     if resume is not None:
-        run, chosen = copy.deepcopy((resume.run, resume.method))
+        shared = {id(resume.run.problem): resume.run.problem}  # the data are not copied
+        run, chosen = copy.deepcopy((resume.run, resume.method), shared)
         runs = len(run.x)
         history = {key: list(value) for key, value in resume.history.items()}
         hit = resume.calls_to_target.copy()
