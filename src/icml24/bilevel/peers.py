@@ -61,7 +61,7 @@ def lbfgs_hypergradient(problem: L2Selection, x0: Array | None = None, maxiter: 
         value = float(problem.outer_loss(x, y))
         best = min(value, history[-1][1] if history else np.inf)
         history.append((time.perf_counter() - start, best))
-        return value, -np.exp(np.minimum(x, 50.0)) * y * z
+        return value, -problem.strength(x) * y * z
 
     x0 = problem.init()[0] if x0 is None else x0
     result = minimize(

@@ -386,7 +386,7 @@ def _check_problem(run: Run) -> None:
 
 
 def _auto_radius(run: Run) -> float:
-    """Return ten times |grad_y f| / mu at the start, mu by Lanczos on counted products."""
+    """Return ten times ``|grad_y f| / mu`` at the start, mu by Lanczos on counted products."""
     full = run.full("inner")
     force = np.linalg.norm(run.outer(run.x, run.y, run.full("outer"))[0], axis=-1).max()
 
@@ -463,8 +463,8 @@ def minimize_bilevel(
     max_steps : int, optional
         Stop after so many steps (counted from the start, also when resuming).
     radius : float, "auto", callable or None
-        Keep z in a Euclidean ball: a radius, ten times |grad_y f| / mu estimated at the start, or
-        your own map of z (..., R, dy). Default: no projection.
+        Keep z in a Euclidean ball: a radius; ten times ``|grad_y f| / mu``, estimated at the start;
+        or your own map of z (..., R, dy). Default: no projection.
     seeds : int or sequence of int
         Number of runs, or the seed of each run. Runs with equal seeds see the same samples.
     x0, y0 : array, shapes (dx,) or (R, dx), and (dy,) or (R, dy), optional
@@ -527,7 +527,8 @@ def minimize_bilevel(
     True
     """
     if resume is not None:
-        run, chosen = copy.deepcopy((resume.run, resume.method))
+        shared = {id(resume.run.problem): resume.run.problem}  # the data are not copied
+        run, chosen = copy.deepcopy((resume.run, resume.method), shared)
         runs = len(run.x)
         history = {key: list(value) for key, value in resume.history.items()}
         hit = resume.calls_to_target.copy()

@@ -54,9 +54,9 @@ class Config:
     sizes : tuple of int
         Samples n = m of the finite sums; powers of four, so that sqrt(n) divides n.
     target : float
-        Level of |grad H|^2 that counts as solved.
+        Level of ``|grad H|^2`` that counts as solved.
     precisions : tuple of float
-        Levels eps of E|grad H|^2 in the expectation setting.
+        Levels eps of ``E|grad H|^2`` in the expectation setting.
     d : int
         Coordinates of the quadratics.
     streams : int
@@ -67,6 +67,8 @@ class Config:
         Oracle calls on the penalty problem (one pass over its data is 18,048).
     penalty_methods : tuple of str
         Methods compared there, keys of ``PENALTY_METHODS``.
+    curves : tuple of str
+        Those of them whose way to the optimum is recorded (one more run each).
     cleaning_budget : float
         Oracle calls on the hyper-cleaning problems.
     """
@@ -82,6 +84,7 @@ class Config:
         "spaba", "srba", "soba", "saba", "ma-saba", "srmba", "sffba", "mseba", "spaba p=0.1",
         "fsla", "full", "amigo", "stocbio", "mrbo", "vrbo", "f2sa",
     )  # fmt: skip
+    curves: tuple[str, ...] = ("spaba", "soba", "saba", "stocbio", "full")
     cleaning_budget: float = 1.5e5
 
     @classmethod
@@ -170,7 +173,8 @@ def finite_sum(config: Config, seed: int) -> Record:
     dict
         ``calls:<method>:<n>``; ``slope:<method>``; and ``ratio:...``, the iterations of SPABA at
         b = sqrt(n) relative to full gradients with the same steps, to SPABA on the single-level
-        problem with the same steps, and to the latter with steps of its own (largest over n).
+        problem with the same steps, and to the latter with steps of its own (largest over n; the
+        last one for each n in ``factor:<n>``).
     """
     record: Record = {}
     ratios: dict[str, list[float]] = {"full": [], "single level": [], "single level tuned": []}
@@ -199,17 +203,19 @@ def finite_sum(config: Config, seed: int) -> Record:
         ratios["single level tuned"].append(
             ours[1] / calls_to_target(control, "spaba", config, seed)[1]
         )
+        record[f"factor:{n}"] = ratios["single level tuned"][-1]
         record[f"iterations:spaba:{n}"], record[f"iterations:full:{n}"] = ours[1], descent[1]
     sizes_array = np.array(config.sizes, dtype=float)
     for name in FINITE_SUM_METHODS:
         calls_array = np.array([record[f"calls:{name}:{n}"] for n in config.sizes])
         record[f"slope:{name}"] = slope(sizes_array, calls_array)
-    large = [n for n in config.sizes if n >= 1024]
     for name, values in ratios.items():
         record[f"ratio:{name}"] = max(values)
-    record["saba over spaba"] = float(
-        np.mean([record[f"calls:saba:{n}"] / record[f"calls:spaba:{n}"] for n in large])
-    )
+    large = [n for n in config.sizes if n >= 1024]
+    if large:
+        record["saba over spaba"] = float(
+            np.mean([record[f"calls:saba:{n}"] / record[f"calls:spaba:{n}"] for n in large])
+        )
     return record
 
 
@@ -217,7 +223,7 @@ def _stream_calls(
     problem: StreamingQuadratic, method: Any, eps: float, config: Config, seed: int,
     batch: int, full: int | None, budget: float,
 ) -> float:  # fmt: skip
-    """Count calls until the mean of |grad H|^2 over streams is below eps at some grid point."""
+    """Count calls until the mean of ``|grad H|^2`` is below eps at some grid point."""
     S = 3 * config.streams
     inner, outer = _grid((0.5,), (0.1, 0.2, 0.4), S)
     found: list[float] = []
@@ -238,7 +244,7 @@ def _stream_calls(
 
 
 def expectation(config: Config, seed: int) -> Record:
-    """Measure calls to E|grad H|^2 <= eps on an endless stream, batch sizes and steps tuned.
+    """Measure calls to ``E|grad H|^2 <= eps`` on an endless stream, batch sizes and steps tuned.
 
     Batch sizes are searched upwards in powers of two (four for large batches) from the best of the
     previous, coarser precision; a trial ends when it is dearer than the best so far.
@@ -277,7 +283,7 @@ def expectation(config: Config, seed: int) -> Record:
 
 
 def noise_floor(config: Config, seed: int) -> Record:
-    """|grad H|^2 after equal steps on a well-conditioned finite sum, and what a clip of z does.
+    """Measure ``|grad H|^2`` after equal steps, well conditioned, and what a clip of z does.
 
     Returns
     -------
@@ -378,10 +384,11 @@ def penalties(config: Config, seed: int) -> Record:
             gaps = np.array([_gap(problem, x, optimum) for x in tuning.x]).reshape(-1, 2)
             best = int(gaps.max(1).argmin())
             steps = {"lr_inner": inner[2 * best], "lr_outer": outer[2 * best]}
-            follow = _sparse(note, config.budget / 12)
-            minimize_bilevel(problem, make(), **steps, seeds=[0], callback=follow, **common)
+            if name in config.curves:
+                follow = _sparse(note, config.budget / 12)
+                minimize_bilevel(problem, make(), **steps, seeds=[0], callback=follow, **common)
+                record[f"curve:{name}"] = np.array(points).T
         record[f"gap:{name}"] = float(gaps[best].mean())
-        record[f"curve:{name}"] = np.array(points).T
         record[f"steps:{name}"] = (float(steps["lr_inner"]), float(steps["lr_outer"]))
     return record
 

@@ -63,7 +63,8 @@ class BilevelLogisticRegression(_Scaled):
         See :func:`~icml24.bilevel.minimize_bilevel`.
     lr_inner, lr_outer : float
         Step sizes; features are standardised and scaled so that the loss is 1-smooth, which makes
-        the defaults transferable.
+        the defaults transferable. Penalties end at ``1 / lr_inner`` in these units, since larger
+        ones would make the inner step unstable.
     batch_size : int or "sqrt"
         Mini-batch.
     max_passes : float, default 50
@@ -146,9 +147,10 @@ class BilevelLogisticRegression(_Scaled):
             table, codes, X_val, y_val, self.validation_fraction, self.random_state
         )
         table = self._prepare(train, 0.25)
+        ceiling = 1 / self.lr_inner if self.lr_inner > 0 else np.inf  # the driver names a bad one
         problem = L2Selection(
             table, labels, self._table(val, self._unit), labels_val,
-            floor=self.floor * self._unit**2, x0=-3.0,
+            floor=self.floor * self._unit**2, x0=-3.0, ceiling=ceiling,
         )  # fmt: skip
         self.result_ = minimize_bilevel(
             problem, self.method, lr_inner=self.lr_inner, lr_outer=self.lr_outer,
@@ -157,7 +159,7 @@ class BilevelLogisticRegression(_Scaled):
         )  # fmt: skip
         self.classes_ = problem.classes
         weights = problem.solution(self.result_.x[0])[0] * self._unit  # exact for these penalties
-        self.penalties_ = (np.exp(self.result_.x[0, :-1]) + problem.floor) / self._unit**2
+        self.penalties_ = (problem.strength(self.result_.x[0, :-1]) + problem.floor) / self._unit**2
         self.coef_ = (weights[:-1] / self._spread)[None]
         self.intercept_ = weights[-1:] - self.coef_ @ self._mean
         return self

@@ -36,6 +36,16 @@ def test_useless_features_get_the_large_penalties_and_the_model_improves():
     assert loss[0] < loss[1]
 
 
+def test_long_runs_end_at_the_largest_penalty_that_the_step_can_follow():
+    X, y = sparse_truth(600)
+    model = BilevelLogisticRegression(max_passes=1000).fit(X, y)
+    assert model.score(X, y) > 0.8
+    highest = (1 / model.lr_inner) / model._unit**2 + model.floor
+    assert model.penalties_.max() == pytest.approx(highest, rel=1e-9)
+    with pytest.raises(ValueError, match="lr_inner must be positive"):
+        BilevelLogisticRegression(lr_inner=0.0).fit(X, y)
+
+
 def test_model_is_the_inner_solution_for_the_learnt_penalties():
     X, y = sparse_truth()
     model = BilevelLogisticRegression(max_passes=20).fit(X[:200], y[:200], X[200:], y[200:])

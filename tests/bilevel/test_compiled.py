@@ -1,11 +1,19 @@
+"""The compiled loop against the numpy loop; without numba the same code runs as plain Python."""
+
 import numpy as np
 import pytest
 
-pytest.importorskip("numba")
-
-from icml24.bilevel import STORM, L2Selection, minimize_bilevel
+from icml24.bilevel import STORM, L2Selection, compiled, minimize_bilevel
 
 from .conftest import evaluate, make_problem, random_point
+
+HAS_NUMBA = compiled.HAS_NUMBA
+BUDGET = 2e4 if HAS_NUMBA else 3e3
+
+
+@pytest.fixture(autouse=True)
+def allow_plain_python(monkeypatch):
+    monkeypatch.setattr(compiled, "HAS_NUMBA", True)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +29,7 @@ def problem():
 def test_compiled_and_numpy_loops_agree(problem, method, radius, size):
     options = {
         "lr_inner": 0.5, "lr_outer": [0.5, 1.0, 2.0], "batch_size": size, "seeds": 3,
-        "max_oracle_calls": 2e4, "record_every": 7, "radius": radius, "progress": False,
+        "max_oracle_calls": BUDGET, "record_every": 7, "radius": radius, "progress": False,
     }  # fmt: skip
     slow = minimize_bilevel(problem, method, **options)
     fast = minimize_bilevel(problem, method, engine="numba", **options)
@@ -75,3 +83,16 @@ def test_what_cannot_be_compiled_is_named(problem, options, message):
 def test_problems_without_kernels_are_refused():
     with pytest.raises(ValueError, match="kernels"):
         minimize_bilevel(make_problem("cleaning"), engine="numba", progress=False)
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed: the loop is not compiled")
+def test_the_loop_is_compiled(problem):
+    minimize_bilevel(problem, engine="numba", batch_size=8, max_steps=3, progress=False)
+    assert compiled._steps.signatures and compiled.l2_inner.signatures
+
+
+def test_a_missing_numba_is_named(problem, monkeypatch):
+    monkeypatch.setattr(compiled, "HAS_NUMBA", False)
+    with pytest.raises(ImportError, match="pip install numba"):
+        minimize_bilevel(problem, engine="numba", max_steps=1, progress=False)
+    assert minimize_bilevel(problem, max_steps=1, progress=False).n_steps == 1

@@ -243,9 +243,9 @@ class DiagonalQuadratic:
     ) -> DiagonalQuadratic:
         """Draw a problem whose gradient descent shows the worst-case rate.
 
-        The eigenvalues of Hess H are log-spaced and x0 puts the same energy into each
-        (x0 - x* = +-1/sqrt(d lambda)), so that |grad H|^2 of gradient descent falls like 1/k for as
-        many decades as the spectrum has, which is the rate of the hardest smooth problems.
+        The eigenvalues of Hess H are log-spaced and x0 puts the same energy into each of them,
+        ``x0 - x* = +-1 / sqrt(d lambda)``. Then ``|grad H|^2`` of gradient descent falls like 1/k
+        for as many decades as the spectrum has, the rate of the hardest smooth problems.
 
         Parameters
         ----------
@@ -332,7 +332,7 @@ class DiagonalQuadratic:
         return self._mean_inner[1] * self.solution(x)[1]
 
     def outer_loss(self, x: Array, y: Array) -> Array:
-        """F(x, y) on all samples, any leading axes."""
+        """Return f(x, y) on all samples, any leading axes."""
         p, q = self._mean_outer
         return (0.5 * p * y**2 - q * y).sum(-1)
 
@@ -490,7 +490,7 @@ class QuadraticBilevel:
         return -self._rows(self.C, idx).T @ y
 
     def solution(self, x: Array) -> Pair:
-        """Y*(x) and z*(x) by dense solves."""
+        """Return y*(x) and z*(x) by dense solves."""
         A = self.A.mean(0)
         y = np.linalg.solve(A, self.C.mean(0) @ x + self.e.mean(0))
         return y, np.linalg.solve(A, self.P @ (y - self.t.mean(0)))
@@ -502,7 +502,7 @@ class QuadraticBilevel:
         return self.rho * (x - self.s.mean(0)) + self.C.mean(0).T @ self.solution(x)[1]
 
     def outer_loss(self, x: Array, y: Array) -> float:
-        """F(x, y) on all samples."""
+        """Return f(x, y) on all samples."""
         away = y - self.t
         fit = 0.5 * np.einsum("ij,jk,ik->i", away, self.P, away).mean()
         return float(fit + 0.5 * self.rho * ((x - self.s) ** 2).sum(1).mean())
@@ -551,6 +551,10 @@ class L2Selection:
         Smallest penalty.
     x0 : float, default -3
         Initial log-strength of every feature.
+    ceiling : float, optional
+        Largest strength. g is as smooth as its largest penalty allows, so a constant inner step
+        ``lr`` needs strengths below about ``2 / lr - 1`` (scaled features). Above the ceiling the
+        oracles return the derivative at the ceiling, so that x can come back.
 
     Examples
     --------
@@ -571,6 +575,7 @@ class L2Selection:
         y_val: ArrayLike,
         floor: float = 1e-2,
         x0: float = -3.0,
+        ceiling: float = np.inf,
     ) -> None:
         self.X, self.X_val = _matrix(X, "X"), _matrix(X_val, "X_val")
         if self.X.shape[1] != self.X_val.shape[1]:
@@ -587,10 +592,17 @@ class L2Selection:
             )
         if not floor > 0:
             raise ValueError(f"floor must be positive to keep g strongly convex, got {floor}.")
+        if not ceiling > 0:
+            raise ValueError(f"ceiling must be positive, got {ceiling}.")
+        self.highest = min(50.0, float(np.log(ceiling)))  # of x; beyond it, exp(x) stays
         self.s = np.where(labels == self.classes[1], 1.0, -1.0)
         self.s_val = np.where(labels_val == self.classes[1], 1.0, -1.0)
         self.floor, self.x0 = float(floor), float(x0)
         self.n_inner, self.n_outer = len(self.X), len(self.X_val)
+
+    def strength(self, x: Array) -> Array:
+        """Return exp(x), at most the ceiling."""
+        return np.exp(np.minimum(x, self.highest))
 
     def inner(self, x: Array, y: Array, z: Array, idx: Array | None) -> Triple:
         """Return the three inner oracles; see :class:`BilevelProblem`."""
@@ -598,7 +610,7 @@ class L2Selection:
         rows, (logits, along) = _products(self.X, idx, y, z)
         wrong = expit(-s * logits)
         slope, curve = _back(self.X, rows, -s * wrong, wrong * (1 - wrong) * along)
-        strength = np.exp(np.minimum(x, 50.0))
+        strength = self.strength(x)
         penalty = strength + self.floor
         return slope + penalty * y, curve + penalty * z, strength * y * z
 
@@ -610,19 +622,19 @@ class L2Selection:
 
     def inner_grad_x(self, x: Array, y: Array, idx: Array | None) -> Array:
         """Return grad_x g = exp(x) y^2 / 2 (no data enter)."""
-        return 0.5 * np.exp(np.minimum(x, 50.0)) * y**2
+        return 0.5 * self.strength(x) * y**2
 
     def outer_loss(self, x: Array, y: Array) -> Array:
         """Average validation loss, any leading axes of y."""
         return np.logaddexp(0.0, -self.s_val * (y @ self.X_val.T)).mean(-1)
 
     def solution(self, x: Array) -> Pair:
-        """Y*(x) by damped Newton to machine precision, and z*(x) by a dense solve."""
+        """Return y*(x) by damped Newton to machine precision, and z*(x) by a dense solve."""
         if np.ndim(x) > 1:
             both = [self.solution(row) for row in x.reshape(-1, x.shape[-1])]
             ys, zs = (np.stack(part).reshape(x.shape) for part in zip(*both, strict=True))
             return ys, zs
-        penalty = np.exp(np.minimum(x, 50.0)) + self.floor
+        penalty = self.strength(x) + self.floor
 
         def loss(y: Array) -> float:
             fit = np.logaddexp(0.0, -self.s * (self.X @ y)).mean()
@@ -643,12 +655,12 @@ class L2Selection:
         return y, np.linalg.solve(hessian, right)
 
     def hypergradient(self, x: Array) -> Array:
-        """Grad H(x) by exact solves, any leading axes."""
+        """Return grad H(x) by exact solves, any leading axes."""
         y, z = self.solution(x)
-        return -np.exp(np.minimum(x, 50.0)) * y * z
+        return -self.strength(x) * y * z
 
     def value(self, x: Array) -> Array:
-        """H(x) by exact solves, any leading axes."""
+        """Return H(x) by exact solves, any leading axes."""
         return self.outer_loss(x, self.solution(x)[0])
 
     def kernels(
@@ -660,7 +672,7 @@ class L2Selection:
         return (
             l2_inner,
             l2_outer,
-            (*arrange(self.X, self.s, orders[0], sizes[0]), np.array([self.floor])),
+            (*arrange(self.X, self.s, orders[0], sizes[0]), np.array([self.floor, self.highest])),
             arrange(self.X_val, self.s_val, orders[1], sizes[1]),
         )
 

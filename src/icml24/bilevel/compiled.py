@@ -4,10 +4,14 @@ A problem takes part by ``kernels(orders, sizes)``. It returns two compiled orac
 the data that they take, arranged once for the given blocks: ``inner(data, block, x, y, z, gy, hz,
 cz)`` and ``outer(data, block, x, y, fy, fx)`` write averages over one block, or over everything
 when ``block`` is -1, into their last arguments.
+
+The package numba is optional. Without it this module can be imported and its functions are plain,
+slow Python; only :class:`CompiledLoop` refuses to work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +21,17 @@ from icml24.bilevel.methods import SingleLoop
 
 try:
     from numba import njit
-except ImportError as error:  # pragma: no cover
-    raise ImportError("engine='numba' needs the package numba: pip install numba.") from error
 
-__all__ = ["CompiledLoop", "l2_inner", "l2_outer"]
+    HAS_NUMBA = True
+except ImportError:
+    HAS_NUMBA = False
+
+    def njit(**options: Any) -> Callable[[Any], Any]:
+        """Leave a function as it is; stands in for numba's decorator."""
+        return lambda function: function
+
+
+__all__ = ["HAS_NUMBA", "CompiledLoop", "l2_inner", "l2_outer"]
 
 Array = np.ndarray
 
@@ -78,7 +89,7 @@ def _moments(block, weight, out):  # type: ignore[no-untyped-def]
 @njit(fastmath=True, cache=True, error_model="numpy")
 def l2_inner(data, block, x, y, z, gy, hz, cz):  # type: ignore[no-untyped-def]
     """Inner oracles of L2Selection on a block, or on all blocks."""
-    blocks, signs, lengths, floor = data
+    blocks, signs, lengths, limits = data  # lowest penalty, highest x
     first, last = (0, len(lengths)) if block < 0 else (block, block + 1)
     slope, curve = np.empty(signs.shape[1]), np.empty(signs.shape[1])
     gy[:] = 0.0
@@ -95,8 +106,8 @@ def l2_inner(data, block, x, y, z, gy, hz, cz):  # type: ignore[no-untyped-def]
         _moments(blocks[i], curve, hz)
     total = lengths[first:last].sum()
     for j in range(y.size):
-        strength = np.exp(min(x[j], 50.0))
-        penalty = strength + floor[0]
+        strength = np.exp(min(x[j], limits[1]))
+        penalty = strength + limits[0]
         gy[j] = gy[j] / total + penalty * y[j]
         hz[j] = hz[j] / total + penalty * z[j]
         cz[j] = strength * y[j] * z[j]
@@ -192,6 +203,8 @@ class CompiledLoop:
     """Wrap a :class:`~icml24.bilevel.SingleLoop` so that many steps are one compiled call."""
 
     def __init__(self, method: Any, run: Any) -> None:
+        if not HAS_NUMBA:
+            raise ImportError("engine='numba' needs the package numba: pip install numba.")
         if not hasattr(run.problem, "kernels"):
             raise ValueError(
                 f"engine='numba' needs a problem with kernels(), {type(run.problem).__name__} has "

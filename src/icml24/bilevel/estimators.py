@@ -243,7 +243,7 @@ class ZeroSARAH(SAGA):
             raise ValueError(f"lam must lie in [0, 1], got {self.lam}.")
 
     def start(self, first: Array, ids: Array | None) -> None:
-        """V = D_B with lam = 1 and a zero table; or the full average of a filled table."""
+        """Start at v = D_B with a zero table, or at the full average of a filled table."""
         if ids is not None:
             self._swap(slice(None), first, ids)
         self.v = self.mean.copy() if ids is None else first.copy()

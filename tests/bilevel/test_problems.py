@@ -228,6 +228,22 @@ def test_predictions_and_shapes_of_hyper_cleaning():
     np.testing.assert_allclose(gy, problem.l2, atol=1e-12)
 
 
+def test_strengths_end_at_the_ceiling():
+    free = make_problem("penalties")
+    capped = L2Selection(
+        free.X, free.s, free.X_val, free.s_val, floor=free.floor, ceiling=np.exp(1.5)
+    )
+    below, edge, above = np.full((3, 4), [[1.0], [1.5], [4.0]])
+    np.testing.assert_array_equal(capped.solution(below)[0], free.solution(below)[0])
+    np.testing.assert_array_equal(capped.strength(above), np.exp(1.5))
+    for mine, theirs in zip(
+        capped.solution(above) + capped.inner(above[None], below[None], below[None], None),
+        free.solution(edge) + free.inner(edge[None], below[None], below[None], None),
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -239,6 +255,7 @@ def test_predictions_and_shapes_of_hyper_cleaning():
         (lambda: L2Selection(np.ones((2, 2)), [0, 1], np.ones((2, 3)), [0, 1]), "must agree"),
         (lambda: L2Selection(np.full((2, 2), np.nan), [0, 1], np.ones((2, 2)), [0, 1]), "NaN"),
         (lambda: L2Selection(np.ones((2, 2)), [0, 1], np.ones((2, 2)), [0, 1], floor=0), "floor"),
+        (lambda: L2Selection(np.ones((2, 2)), [0, 1], np.ones((2, 2)), [0, 1], ceiling=0), "ceil"),
         (lambda: L2Selection(np.ones((0, 2)), [], np.ones((2, 2)), [0, 1]), "non-empty"),
         (lambda: DataHyperCleaning(np.ones((2, 2)), [0, 1], np.ones((1, 2)), [0], l2=0), "l2"),
         (lambda: DataHyperCleaning(np.ones((2, 2)), [0, 0], np.ones((1, 2)), [0]), "two classes"),
