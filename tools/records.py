@@ -32,7 +32,7 @@ def table() -> str:
             if claim.declaration.slug == chapter.slug:
                 d = claim.declaration
                 cells = [name, d.statement, d.paper, claim.measured(), claim.verdict]
-                lines.append("| " + " | ".join(c.replace("|", "/") for c in cells) + " |")
+                lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
                 name = ""
     return "\n".join(lines)
 
