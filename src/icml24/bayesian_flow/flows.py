@@ -375,8 +375,8 @@ class DiscreteBFN(_Flow):
     Parameters
     ----------
     model : callable or torch.nn.Module
-        ``model(theta, s)`` with probabilities ``theta`` of shape (B, ..., K) and ``s`` of shape (B,)
-        returns (B, ..., K).
+        ``model(theta, s)`` with probabilities ``theta`` of shape (B, ..., K) and ``s`` of shape
+        (B,) returns (B, ..., K).
     schedule : DiscreteBFNSchedule
     prediction_type : {"logits", "probs"}
         Whether the model returns logits or probabilities.
