@@ -253,7 +253,7 @@ class BFNSampler:
         Parameters
         ----------
         shape : sequence of int
-            ``(B, *S)``, without the axis of symbols.
+            ``(B, ...)``, without the axis of symbols.
         generator : torch.Generator, optional
             Same seed, same samples. A deterministic solver uses it only for the start.
         callback : callable, optional
@@ -265,7 +265,7 @@ class BFNSampler:
 
         Returns
         -------
-        Tensor, shape (B, *S), or (Tensor, list of Tensor)
+        Tensor, shape (B, ...), or (Tensor, list of Tensor)
             Continuous values, or labels.
         """
         shape = tuple(int(n) for n in shape)
@@ -318,7 +318,7 @@ def sample(
     model : ContinuousBFN, DiscreteBFN, or callable
         A callable is wrapped; see the flows for its signature.
     shape : sequence of int
-        ``(B, *S)``.
+        ``(B, ...)``.
     solver : str
         As for :class:`BFNSampler`.
     steps : int, default 10
@@ -333,7 +333,7 @@ def sample(
 
     Returns
     -------
-    Tensor, shape (B, *S)
+    Tensor, shape (B, ...)
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Bayesian flow networks: a network, a schedule, and what they predict, score and lose.
 
-Shapes: ``B`` examples, any inner shape ``S``, ``K`` symbols. The *state* of a flow is what the
+Shapes: ``B`` examples, any inner shape ``...``, ``K`` symbols. The *state* of a flow is what the
 differential equations move: the belief mean ``mu`` for continuous data, the logits ``z`` for
 discrete data.
 """
@@ -110,7 +110,7 @@ class _Flow(nn.Module):
 
         Parameters
         ----------
-        x : Tensor, shape (B, *S)
+        x : Tensor, shape (B, ...)
             Data: floating in [-1, 1] for a continuous flow, integer labels for a discrete one.
         n_steps : int, optional
             Number of observations of the discrete-time loss; None is the continuous-time limit.
@@ -155,7 +155,7 @@ class _Flow(nn.Module):
 
         Parameters
         ----------
-        x : Tensor, shape (B, *S)
+        x : Tensor, shape (B, ...)
         times : int, default 32
             Evaluations of the network for each example.
         generator : torch.Generator, optional
@@ -200,7 +200,7 @@ class ContinuousBFN(_Flow):
     Parameters
     ----------
     model : callable or torch.nn.Module
-        ``model(mu, s)`` with ``mu`` of shape (B, *S) and ``s`` of shape (B,) returns (B, *S), or
+        ``model(mu, s)`` with ``mu`` of shape (B, ...) and ``s`` of shape (B,) returns (B, ...), or
         an object whose attribute ``sample`` is that tensor.
     schedule : ContinuousBFNSchedule
     prediction_type : {"epsilon", "sample"}
@@ -250,13 +250,13 @@ class ContinuousBFN(_Flow):
 
         Parameters
         ----------
-        state : Tensor, shape (B, *S)
+        state : Tensor, shape (B, ...)
             Belief mean ``mu``.
         t : float or Tensor of shape (B,)
 
         Returns
         -------
-        Tensor, shape (B, *S)
+        Tensor, shape (B, ...)
             For a noise prediction ``mu / gamma - sqrt((1 - gamma) / gamma) eps``.
         """
         if isinstance(t, (int, float)) and not self.needs_call(t):
@@ -276,12 +276,12 @@ class ContinuousBFN(_Flow):
 
         Parameters
         ----------
-        state : Tensor, shape (B, *S)
+        state : Tensor, shape (B, ...)
         t : float or Tensor of shape (B,)
 
         Returns
         -------
-        Tensor, shape (B, *S)
+        Tensor, shape (B, ...)
         """
         if self.prediction_type == "epsilon":
             return self._call(state, t)
@@ -295,13 +295,13 @@ class ContinuousBFN(_Flow):
 
         Parameters
         ----------
-        x : Tensor, shape (B, *S)
+        x : Tensor, shape (B, ...)
         s : float or Tensor of shape (B,)
         generator : torch.Generator, optional
 
         Returns
         -------
-        Tensor, shape (B, *S)
+        Tensor, shape (B, ...)
         """
         alpha, sigma = self.schedule.alpha_sigma(1 - number(s))
         noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
@@ -309,7 +309,7 @@ class ContinuousBFN(_Flow):
 
     def _check_data(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2 or not x.numel():
-            raise TypeError("Continuous data must be a non-empty floating tensor (B, *S).")
+            raise TypeError("Continuous data must be a non-empty floating tensor (B, ...).")
         if not bool(torch.isfinite(x).all()):
             raise ValueError("The data contain NaN or infinite values; drop or repair them first.")
         if float(x.abs().max()) > 1.0001:
@@ -334,12 +334,12 @@ class ContinuousBFN(_Flow):
 
         Parameters
         ----------
-        state : Tensor, shape (B, *S)
+        state : Tensor, shape (B, ...)
         t : float or Tensor of shape (B,)
 
         Returns
         -------
-        Tensor, shape (B, *S)
+        Tensor, shape (B, ...)
         """
         time = number(t)
         gamma = over(self.schedule.gamma(time), state)
@@ -375,8 +375,8 @@ class DiscreteBFN(_Flow):
     Parameters
     ----------
     model : callable or torch.nn.Module
-        ``model(theta, s)`` with probabilities ``theta`` of shape (B, *S, K) and ``s`` of shape (B,)
-        returns (B, *S, K).
+        ``model(theta, s)`` with probabilities ``theta`` of shape (B, ..., K) and ``s`` of shape
+        (B,) returns (B, ..., K).
     schedule : DiscreteBFNSchedule
     prediction_type : {"logits", "probs"}
         Whether the model returns logits or probabilities.
@@ -418,13 +418,13 @@ class DiscreteBFN(_Flow):
 
         Parameters
         ----------
-        state : Tensor, shape (B, *S, K)
+        state : Tensor, shape (B, ..., K)
             Logits ``z``; the network sees ``softmax(z)``.
         t : float or Tensor of shape (B,)
 
         Returns
         -------
-        Tensor, shape (B, *S, K)
+        Tensor, shape (B, ..., K)
             Probabilities.
         """
         classes = self.schedule.num_classes
@@ -450,13 +450,13 @@ class DiscreteBFN(_Flow):
 
         Parameters
         ----------
-        x : Tensor of integers, shape (B, *S)
+        x : Tensor of integers, shape (B, ...)
         s : float or Tensor of shape (B,)
         generator : torch.Generator, optional
 
         Returns
         -------
-        Tensor, shape (B, *S, K)
+        Tensor, shape (B, ..., K)
         """
         self._check_data(x)
         classes = self.schedule.num_classes
@@ -469,7 +469,7 @@ class DiscreteBFN(_Flow):
 
     def _check_data(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.ndim < 2:
-            raise TypeError("Discrete data must be an integer tensor of labels, shape (B, *S).")
+            raise TypeError("Discrete data must be an integer tensor of labels, shape (B, ...).")
         classes = self.schedule.num_classes
         if not x.numel() or int(x.min()) < 0 or int(x.max()) >= classes:
             raise ValueError(f"Labels must exist and lie between 0 and {classes - 1}.")
@@ -500,12 +500,12 @@ class DiscreteBFN(_Flow):
 
         Parameters
         ----------
-        state : Tensor, shape (B, *S, K)
+        state : Tensor, shape (B, ..., K)
         t : float or Tensor of shape (B,)
 
         Returns
         -------
-        Tensor, shape (B, *S, K)
+        Tensor, shape (B, ..., K)
         """
         classes = self.schedule.num_classes
         time = number(t)

@@ -89,6 +89,30 @@ def test_training_lowers_the_loss_and_leaves_the_flow_alone():
     assert losses[:1] == again[:1]
 
 
+def test_training_times_can_be_chosen():
+    seen = []
+
+    class Spy(ContinuousBFN):
+        def loss(self, x, *, s=None, **options):
+            seen.append(s)
+            return super().loss(x, s=s, **options)
+
+    flow = Spy(ImageNet(8, 1), ContinuousBFNSchedule(0.1))
+    batch = torch.zeros(4, 1, 28, 28)
+    fit(flow, lambda g: batch, steps=1, generator=seeded())
+    chosen = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    fit(flow, lambda g: batch, steps=1, times=lambda n, g: chosen[:n], generator=seeded())
+    assert seen[0] is None and torch.equal(seen[1], chosen)
+
+
+def test_balanced_times_are_half_uniform_and_half_uniform_in_log_snr():
+    s = experiments.balanced_times(10_000, seeded())
+    low, middle, high = (float(experiments.IMAGE_SCHEDULE.log_snr(t)) for t in (0.998, 0.9, 0.0))
+    assert abs(float((s < 0.1).double().mean()) - 0.05 - 0.5 * (middle - low) / (high - low)) < 1e-3
+    assert abs(float((s[::2] < 0.3).double().mean()) - 0.3) < 1e-3
+    assert float(s.min()) >= 0 and float(s.max()) <= 1
+
+
 def test_training_names_bad_settings_and_divergence():
     flow = ContinuousBFN(ImageNet(8, 1), ContinuousBFNSchedule(0.1))
     for settings in ({"steps": 0}, {"steps": 1, "lr": -1.0}, {"steps": 1, "ema": 1.0}):

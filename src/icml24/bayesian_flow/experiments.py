@@ -69,9 +69,9 @@ class Config:
     ring_samples: int = 2000
     chain_samples: int = 2000
     symbol_samples: int = 40_000
-    image_samples: int = 150
-    text_samples: int = 100
-    image_steps: int = 1500
+    image_samples: int = 120
+    text_samples: int = 80
+    image_steps: int = 4500
     image_batch: int = 64
     text_steps: int = 10_000
     text_batch: int = 32
@@ -101,8 +101,30 @@ IMAGE_SCHEDULE = ContinuousBFNSchedule(sigma_1=1e-3**0.5)
 TEXT_SCHEDULE = DiscreteBFNSchedule(num_classes=27, beta_1=0.75**2)
 
 
+def balanced_times(count: int, generator: torch.Generator) -> Tensor:
+    """Draw BFN times for the image network: half uniform, half uniform in the log-SNR.
+
+    The loss of a flow is a description length, most of which goes into the texture of the pixels;
+    the shape of a garment is settled in the first tenth of the time. Drawing that part more often
+    gives better pictures from a small network.
+
+    Parameters
+    ----------
+    count : int
+    generator : torch.Generator
+
+    Returns
+    -------
+    Tensor, shape (count,)
+    """
+    draw = (torch.arange(count) + torch.rand(count, generator=generator)) / count
+    low, high = (float(IMAGE_SCHEDULE.log_snr(t)) for t in (0.998, 0.0))
+    balanced = 1 - IMAGE_SCHEDULE.t_from_log_snr(low + (high - low) * draw).clamp(min=0)
+    return torch.where(torch.arange(count) % 2 == 0, draw, balanced)
+
+
 def train_images(config: Config, seed: int) -> tuple[ContinuousBFN, list[float]]:
-    """Train the image flow on Fashion-MNIST (about a quarter of an hour on one core).
+    """Train the image flow on Fashion-MNIST (about six minutes on one core).
 
     Parameters
     ----------
@@ -123,7 +145,14 @@ def train_images(config: Config, seed: int) -> tuple[ContinuousBFN, list[float]]
     def batch(generator: torch.Generator) -> Tensor:
         return pixels[torch.randint(len(pixels), (config.image_batch,), generator=generator)]
 
-    return fit(flow, batch, steps=config.image_steps, lr=config.learning_rate, generator=generator)
+    return fit(
+        flow,
+        batch,
+        steps=config.image_steps,
+        lr=config.learning_rate,
+        times=balanced_times,
+        generator=generator,
+    )
 
 
 def train_text(config: Config, seed: int) -> tuple[DiscreteBFN, list[float]]:

@@ -73,7 +73,7 @@ class MaskedDiffusion(nn.Module):
     Parameters
     ----------
     model : callable or torch.nn.Module
-        ``model(theta, s)`` returns logits or probabilities (B, *S, K); ``s`` is the share of known
+        ``model(theta, s)`` returns logits or probabilities (B, ..., K); ``s`` is the share of known
         symbols.
     num_classes : int
     prediction_type : {"logits", "probs"}
@@ -95,7 +95,7 @@ class MaskedDiffusion(nn.Module):
 
         Parameters
         ----------
-        x : Tensor of integers, shape (B, *S)
+        x : Tensor of integers, shape (B, ...)
         generator : torch.Generator, optional
 
         Returns
@@ -129,7 +129,7 @@ class MaskedDiffusion(nn.Module):
 
         Returns
         -------
-        Tensor of integers, shape (B, *S)
+        Tensor of integers, shape (B, ...)
         """
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}.")

@@ -145,6 +145,7 @@ def fit(
     weight_decay: float = 0.01,
     clip: float = 5.0,
     ema: float = 0.999,
+    times: Callable[[int, torch.Generator], Tensor] | None = None,
     generator: torch.Generator,
 ) -> tuple[Flow, list[float]]:
     """Train a flow with AdamW, stratified times and an average of the weights.
@@ -160,6 +161,9 @@ def fit(
         Peak rate; it rises for 5 % of the steps and then falls with a cosine to a tenth.
     weight_decay, clip, ema : float
         Of AdamW; largest gradient norm; decay of the average of the weights.
+    times : callable, optional
+        ``times(count, generator)`` draws one BFN time ``s`` for each example. The default is
+        stratified and uniform, as the loss demands; any other density reweights the loss.
     generator : torch.Generator
 
     Returns
@@ -185,7 +189,9 @@ def fit(
         rise = min(1.0, (step + 1) / (0.05 * steps))
         fall = 0.1 + 0.45 * (1 + math.cos(math.pi * step / steps))
         optimizer.param_groups[0]["lr"] = lr * min(rise, fall)
-        loss = flow.loss(batches(generator), generator=generator)
+        x = batches(generator)
+        moments = {} if times is None else {"s": times(len(x), generator)}
+        loss = flow.loss(x, generator=generator, **moments)
         if not torch.isfinite(loss):
             raise ValueError(f"The loss became {loss.item()} at step {step}: lower lr or clip.")
         optimizer.zero_grad(set_to_none=True)
