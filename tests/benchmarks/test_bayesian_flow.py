@@ -30,6 +30,7 @@ def test_ours(benchmark, solver):
     benchmark(sampler.sample, SHAPE, torch.Generator().manual_seed(0))
 
 
+@pytest.mark.filterwarnings("ignore:.*copy keyword.*:DeprecationWarning")
 @pytest.mark.parametrize("algorithm", ["dpmsolver++", "sde-dpmsolver++"])
 def test_diffusers(benchmark, algorithm):
     pytest.importorskip("diffusers")

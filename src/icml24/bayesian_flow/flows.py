@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,12 @@ def over(t: Tensor, like: Tensor) -> Tensor:
 def number(t: float | Tensor) -> Tensor:
     """Turn a plain number into a float64 tensor and leave a tensor as it is."""
     return t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64)
+
+
+@lru_cache(maxsize=4096)
+def scalars(schedule: ContinuousBFNSchedule, t: float) -> tuple[float, float, float]:
+    """Return ``gamma``, ``omega`` and the log-SNR of a continuous schedule as plain numbers."""
+    return float(schedule.gamma(t)), float(schedule.omega(t)), float(schedule.log_snr(t))
 
 
 class _Flow(nn.Module):
@@ -264,6 +271,9 @@ class ContinuousBFN(_Flow):
         output = self._call(state, t)
         if self.prediction_type == "sample":
             return output
+        if isinstance(t, (int, float)):
+            gain, rest, _ = scalars(self.schedule, float(t))
+            return torch.sub(state / gain, output, alpha=math.sqrt(rest / gain))
         time = number(t)
         known = over(1 - time, state) >= self.t_min
         gamma = over(self.schedule.gamma(time), state)
@@ -362,7 +372,7 @@ class ContinuousBFN(_Flow):
 
     def slope_clock(self, t: float) -> float:
         """Time in which second-order rules take the prediction as linear: the log-SNR."""
-        return float(self.schedule.log_snr(t))
+        return scalars(self.schedule, float(t))[2]
 
     def finish(self, prediction: Tensor) -> Tensor:
         """Turn the last prediction into a sample (continuous: as it is)."""
