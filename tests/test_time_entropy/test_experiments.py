@@ -68,6 +68,14 @@ def test_other_experiments_run(name):
     assert np.isfinite(frame.select_dtypes("number").to_numpy(float)).all()
 
 
+def test_gain_with_room_is_that_of_the_two_named_blurs():
+    found = experiments.first_gain(SMALL, 0)
+    gains = dict(zip(found["names"], found["gains"], strict=True))
+    assert len(gains) == 18 and any(gains.values())
+    assert np.isclose(found["gain_with_room"], (gains["glass_blur"] + gains["motion_blur"]) / 2)
+    assert np.isclose(found["gain"], np.mean(list(gains.values())))
+
+
 def test_two_phases_reads_its_traces():
     found = experiments.two_phases(SMALL, 0)
     ends = [
