@@ -330,7 +330,7 @@ class WeightedFlips(BaseEstimator):
             return ADAPTERS[self.adapter](model, lr=self.lr)
         return self.adapter(model)
 
-    def contributions(self, model: nn.Module, X: Any) -> np.ndarray:
+    def contributions(self, model: nn.Module, X: Any, probe: Tensor | None = None) -> np.ndarray:
         """Weight of each probe image if its prediction flipped, else 0.
 
         Parameters
@@ -339,10 +339,12 @@ class WeightedFlips(BaseEstimator):
             Not changed.
         X : Tensor, array, Dataset or DataLoader
             Unlabelled images (labels in a Dataset are ignored).
+        probe : Tensor, shape (n, ...), optional
+            The images to watch; by default ``n_probe`` random ones of ``X``.
 
         Returns
         -------
-        numpy.ndarray, shape (n_probe,)
+        numpy.ndarray, shape (n_probe,), or (n,) for a given probe
 
         Raises
         ------
@@ -352,13 +354,14 @@ class WeightedFlips(BaseEstimator):
         """
         self._check_settings()
         pool = _Pool(X)
-        if self.n_probe > len(pool):
+        if probe is None and self.n_probe > len(pool):
             raise ValueError(
                 f"n_probe = {self.n_probe} is more than the {len(pool)} images; lower it, or give "
                 "more images."
             )
         generator = torch.Generator().manual_seed(self.random_state or 0)
-        probe = pool.take(torch.randperm(len(pool), generator=generator)[: self.n_probe])
+        if probe is None:
+            probe = pool.take(torch.randperm(len(pool), generator=generator)[: self.n_probe])
         adapter = self._adapter(model)
         p, before = adapter.predict(probe, self.probe_batch).softmax(1).max(1)
         for index in shuffled_indices(len(pool), self.batch_size, self.n_steps, generator):

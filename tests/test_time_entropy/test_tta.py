@@ -344,6 +344,21 @@ def test_rdumb_starts_anew_every_n_steps(net, x):
     assert not torch.equal(expected[0], expected[1])
 
 
+def test_rdumb_counts_updates_since_the_last_reset(net, x):
+    """Also when one batch takes several updates, or the user resets in between."""
+    wide = {"lr": 0.05, "e_margin": 10.0, "d_margin": 2.0}
+    adapter = RDumb(net, **wide, steps=2, reset_every=3)
+    start = adapter.predict(x)
+    adapter(x), adapter(x)
+    assert not torch.equal(adapter.predict(x), start)
+    fresh = RDumb(net, **wide, steps=2)
+    fresh(x), adapter(x)  # four updates were done: this batch starts anew
+    assert torch.equal(adapter.predict(x), fresh.predict(x))
+    adapter = RDumb(net, **wide, reset_every=2)
+    adapter(x), adapter.reset(), adapter(x), adapter(x)
+    assert torch.equal(adapter.predict(x), fresh.predict(x))
+
+
 def test_eata_penalty_has_its_closed_form(net, x):
     adapter = EATA(net, lr=0.1, e_margin=10.0, d_margin=2.0, fisher_alpha=3.0)
     with pytest.raises(RuntimeError, match="fit_fisher"):

@@ -1,3 +1,4 @@
+import json
 import tomllib
 from dataclasses import replace
 from importlib import resources
@@ -7,7 +8,10 @@ import pytest
 
 from icml24.core.experiments import run
 from icml24.test_time_entropy import experiments
+from icml24.test_time_entropy.data import shifted
 from icml24.test_time_entropy.experiments import Config, calibration_sets, estimation
+from icml24.test_time_entropy.networks import source_network
+from icml24.test_time_entropy.weighted_flips import WeightedFlips
 
 SMALL = replace(
     Config.laptop(),
@@ -68,6 +72,14 @@ def test_other_experiments_run(name):
     assert np.isfinite(frame.select_dtypes("number").to_numpy(float)).all()
 
 
+def test_gain_with_room_is_that_of_the_two_named_blurs():
+    found = experiments.first_gain(SMALL, 0)
+    gains = dict(zip(found["names"], found["gains"], strict=True))
+    assert len(gains) == 18 and any(gains.values())
+    assert np.isclose(found["gain_with_room"], (gains["glass_blur"] + gains["motion_blur"]) / 2)
+    assert np.isclose(found["gain"], np.mean(list(gains.values())))
+
+
 def test_two_phases_reads_its_traces():
     found = experiments.two_phases(SMALL, 0)
     ends = [
@@ -79,6 +91,20 @@ def test_two_phases_reads_its_traces():
         for t in found["traces"].values()
     ]
     assert np.isclose(found["stop_regret"], np.mean(regret))
+
+
+def test_stored_long_run_is_what_the_code_gives(tmp_path):
+    stored = experiments.long_estimation()
+    assert stored["seed"].tolist() == [0, 1, 2, 3, 4]
+    assert [len(flips) for flips in stored["flips"]] == [36] * 5
+    place = experiments.test_sets(experiments.LONG).index(("fog", 5))
+    data = shifted("test", "fog", 5, 1000)
+    wf = WeightedFlips(n_steps=100, lr=0.02, random_state=1)
+    again = wf.contributions(source_network(1), data.x, data.x[:500]).mean()
+    assert abs(again - stored["flips"][1][place]) < 0.02
+    path = tmp_path / "long.json"
+    experiments.make_long_estimation(path, seeds=1, config=SMALL)
+    assert set(json.loads(path.read_text())[0]) == set(stored)
 
 
 def test_claims_are_declared_once_and_completely():

@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from icml24.test_time_entropy import Tent, WeightedFlips, weighted_flips
+from icml24.test_time_entropy import Tent, WeightedFlips, shuffled_batches, weighted_flips
 from icml24.test_time_entropy.networks import SmallResNet
 from icml24.test_time_entropy.weighted_flips import (
     PUBLISHED,
@@ -139,6 +139,19 @@ def test_a_run_is_what_the_algorithm_says(net):
     after = adapter.predict(probe).argmax(1)
     wanted = weighted_flips(p.amax(1).numpy(), p.argmax(1).numpy(), after.numpy()) / 64
     assert np.isclose(wf.flips(net, x), wanted) and wanted > 0
+
+
+def test_the_probe_can_be_given(net):
+    x, _ = pictures(1)
+    wf = WeightedFlips(**QUICK)
+    part = wf.contributions(net, x, probe=x[:40])
+    generator = torch.Generator().manual_seed(0)
+    adapter = Tent(net, lr=0.3)
+    before = adapter.predict(x[:40]).argmax(1)
+    for batch in shuffled_batches(x, 32, 3, generator):
+        adapter(batch)
+    flipped = adapter.predict(x[:40]).argmax(1) != before
+    assert part.shape == (40,) and ((part > 0) == flipped.numpy()).all() and flipped.any()
 
 
 def test_model_and_random_state_are_left_alone(net):

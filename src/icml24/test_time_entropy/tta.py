@@ -574,8 +574,13 @@ class RDumb(ETA):
         self.reset_every = reset_every
         super().__init__(model, **settings)
 
+    def reset(self) -> Self:
+        """Also count the updates to the next reset from here."""
+        self._anew = self.n_steps_
+        return super().reset()
+
     def forward(self, x: Tensor) -> Tensor:
         """Predict, then adapt; reset first when it is due."""
-        if self.n_steps_ and self.n_steps_ % self.reset_every == 0:
+        if self.n_steps_ - self._anew >= self.reset_every:
             self.reset()
         return super().forward(x)
