@@ -312,7 +312,7 @@ class NeWRF(ChannelPredictor):
             count = 2 if self.n_importance else 1
             fields = [RadianceField(self.dim_, **settings) for _ in range(count)]
         nets = torch.nn.ModuleList(fields).to(self.device)
-        optimizer = torch.optim.Adam(nets.parameters(), lr=self.lr)
+        optimizer = torch.optim.Adam(nets.parameters(), lr=self.lr, fused=True)
         schedule: Any
         if self.schedule == "onecycle":
             schedule = torch.optim.lr_scheduler.OneCycleLR(
