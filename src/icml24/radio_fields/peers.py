@@ -169,7 +169,7 @@ class CoordinateMLP(ChannelPredictor):
         Octaves of the encoding.
     width, depth : int
         ReLU layers.
-    steps : int, default 1000
+    steps : int, default 300
         Adam steps over the whole survey.
     lr : float, default 0.002
     validation_fraction : float, default 0.1
@@ -188,7 +188,7 @@ class CoordinateMLP(ChannelPredictor):
         pos_freqs: int = 5,
         width: int = 64,
         depth: int = 3,
-        steps: int = 1000,
+        steps: int = 300,
         lr: float = 2e-3,
         validation_fraction: float = 0.1,
         random_state: int = 0,
@@ -218,7 +218,7 @@ class CoordinateMLP(ChannelPredictor):
             optimizer.zero_grad()
             (self.net_(x[train]) - y[train]).pow(2).sum().div(y[train].pow(2).sum()).backward()
             optimizer.step()
-            if step % 20 == 19:
+            if step % 5 == 4:
                 with torch.no_grad():
                     error = float((self.net_(x[held]) - y[held]).pow(2).sum())
                 if error < best:
