@@ -45,7 +45,7 @@ def test_searched_directions_equal_known_ones_here(line_of_sight):
 
 def test_density_is_high_at_the_transmitter(line_of_sight):
     """Along rays towards the transmitter, most of what is rendered comes from close to it."""
-    _, rx, _, _, model = line_of_sight
+    model = line_of_sight[-1]
     behind = np.array([1.0, 0.8])
     grid = np.stack(np.meshgrid(np.linspace(0.1, 3.9, 39), np.linspace(0.1, 2.9, 29)), -1)
     flat = grid.reshape(-1, 2)

@@ -151,7 +151,9 @@ def test_source_field_improves_positions():
     search = rf.DoASearch(angle_tol_deg=1.5)
     before = rf.VirtualTransmitterRegressor(F, search=search)
     after = rf.SourceField(F, search=search, steps=200)
-    scores = [m.fit(rx[:100], h[:100], noisy[:100]).score(rx[100:], h[100:]) for m in (before, after)]
+    scores = [
+        m.fit(rx[:100], h[:100], noisy[:100]).score(rx[100:], h[100:]) for m in (before, after)
+    ]
     assert scores[1] > scores[0] + 6
     assert after.losses_[-1] < 0.7 * after.losses_[0]
     assert rf.recall(after.sources_, room.images, 0.02) == 1

@@ -24,9 +24,7 @@ def sionna_works():
 def test_box_scene_equals_the_image_method():
     """Sionna's box is 10 m x 10 m x 5 m, centred; metal of conductivity 1e7 is nearly perfect."""
     tx = np.array([1.3, -2.1, 2.2])
-    scene = rf.SionnaScene(
-        "box", tx, frequency=F, max_order=2, material="metal", conductivity=1e7
-    )
+    scene = rf.SionnaScene("box", tx, frequency=F, max_order=2, material="metal", conductivity=1e7)
     box = scene.scene.mi_scene.bbox()
     low, high = np.array(box.min, float), np.array(box.max, float)
     room = rf.ShoeboxRoom(high - low, tx - low, frequency=F, max_order=2, polarization="vertical")

@@ -94,7 +94,7 @@ def test_dataset_and_split():
     assert (len(train), len(test), len(data)) == (32, 8, 40)
     together = np.concatenate([train.rx, test.rx])
     assert len(np.unique(together, axis=0)) == 40
-    ordered, last = data.split(0.8, seed=None)
+    _, last = data.split(0.8, seed=None)
     np.testing.assert_array_equal(last.rx, data.rx[32:])
     assert len(data[3]) == 4
     with pytest.raises(ValueError, match="too few"):

@@ -1,8 +1,8 @@
-"""The channel model: waves along straight lines, and how a prediction is scored.
+r"""The channel model: waves along straight lines, and how a prediction is scored.
 
 Every quantity is in SI units: metres, hertz, radians. A path of length ``d`` contributes (eq. 1)
 
-.. math:: h = \\Gamma \\, \\frac{\\lambda}{4 \\pi d} \\, e^{-j k d}, \\qquad k = 2 \\pi / \\lambda .
+.. math:: h = \Gamma \, \frac{\lambda}{4 \pi d} \, e^{-j k d}, \qquad k = 2 \pi / \lambda .
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def wavelength(frequency: float) -> float:
 
 
 def fspl(distance: ArrayLike, frequency: float) -> Array:
-    """Free-space path loss, :math:`20 \\log_{10}(4 \\pi d / \\lambda)`.
+    r"""Free-space path loss, :math:`20 \log_{10}(4 \pi d / \lambda)`.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def fspl(distance: ArrayLike, frequency: float) -> Array:
 
 
 def free_space(distance: torch.Tensor, frequency: float) -> torch.Tensor:
-    """Complex gain of a lossless path of given length: eq. (1) with :math:`\\Gamma = 1`.
+    r"""Complex gain of a lossless path of given length: eq. (1) with :math:`\Gamma = 1`.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _channels(h: ArrayLike, name: str) -> Array:
 
 
 def prediction_snr(h_pred: ArrayLike, h_true: ArrayLike) -> float:
-    """Prediction SNR in decibel: :math:`-10 \\log_{10} \\sum |\\hat h - h|^2 / \\sum |h|^2`.
+    r"""Prediction SNR in decibel: :math:`-10 \log_{10} \sum |\hat h - h|^2 / \sum |h|^2`.
 
     Parameters
     ----------

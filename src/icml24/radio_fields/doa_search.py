@@ -1,4 +1,4 @@
-"""Which directions will a wave arrive from at a place nobody has visited?
+"""The directions from which a wave will arrive at a place nobody has visited.
 
 Rays of different receivers that belong to the same path meet in its virtual transmitter. The search
 finds those meeting points, and lets the nearest measured receivers vote on which of them are seen
@@ -59,9 +59,9 @@ def closest_points(
 
 
 def least_squares_point(origins: Array, directions: Array, weights: Array | None = None) -> Array:
-    """Point with the least sum of squared distances to lines.
+    r"""Point with the least sum of squared distances to lines.
 
-    It solves :math:`\\sum_i (I - w_i w_i^T)\\, v = \\sum_i (I - w_i w_i^T)\\, o_i`.
+    It solves :math:`\sum_i (I - w_i w_i^T)\, v = \sum_i (I - w_i w_i^T)\, o_i`.
 
     Parameters
     ----------
@@ -242,7 +242,6 @@ class DoASearch(BaseEstimator):
         return point
 
     def _grow(self, points: Array, o: Array, w: Array, owner: Array) -> list[Array]:
-        n = int(owner.max()) + 1
         support = self.min_support or max(4, round(0.02 * len(np.unique(owner))))
         tol = np.sin(np.radians(self.angle_tol_deg)) ** 2
         near = _angles(points, o, w) <= tol  # (candidates, rays)
@@ -261,10 +260,9 @@ class DoASearch(BaseEstimator):
                 if again.sum() < 2 or (again == members).all():
                     break
                 members = again
-            distances = [np.linalg.norm(v - other) for other in found]
-            if len(np.unique(owner[members])) >= min(support, n):
-                if not distances or min(distances) >= self.cluster_eps:
-                    found.append(v)
+            new = all(np.linalg.norm(v - other) >= self.cluster_eps for other in found)
+            if new and len(np.unique(owner[members])) >= support:
+                found.append(v)
             taken = (members | near[best]) & free  # also those of a point that failed
             counts = counts - near[:, taken].sum(axis=1)
             near[:, taken] = False

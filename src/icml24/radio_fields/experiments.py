@@ -327,7 +327,7 @@ def search(config: Config, seed: int) -> dict[str, float]:
     rng = np.random.default_rng([8, seed])
     size = rng.uniform([3, 3, 2.3], [6, 5, 3])
     tx = size * rng.uniform(0.15, 0.85, 3)
-    room = ShoeboxRoom(size, tx, frequency=config.frequency, max_order=2)
+    room = ShoeboxRoom(size.tolist(), tx.tolist(), frequency=config.frequency, max_order=2)
     rx = room.sample_receivers(config.n_train, rng)
     paths = room.trace(rx)
     doa = noisy_directions(paths.doa, config.doa_error_deg, rng)

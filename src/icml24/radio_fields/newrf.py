@@ -38,8 +38,8 @@ def uniform_directions(n: int, dim: int) -> torch.Tensor:
 
     Examples
     --------
-    >>> uniform_directions(4, 2).round(decimals=1).tolist()
-    [[0.7, 0.7], [-0.7, 0.7], [-0.7, -0.7], [0.7, -0.7]]
+    >>> (uniform_directions(4, 2) * 2**0.5).round().tolist()
+    [[1.0, 1.0], [-1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]]
     """
     i = torch.arange(n) + 0.5
     if dim == 2:
@@ -50,9 +50,7 @@ def uniform_directions(n: int, dim: int) -> torch.Tensor:
     return torch.stack([rho * angle.cos(), rho * angle.sin(), z], dim=1)
 
 
-def perturb_directions(
-    w: torch.Tensor, degrees: float, generator: torch.Generator
-) -> torch.Tensor:
+def perturb_directions(w: torch.Tensor, degrees: float, generator: torch.Generator) -> torch.Tensor:
     """Turn directions by uniform errors of up to ``degrees`` in azimuth (and elevation).
 
     Parameters
@@ -200,7 +198,7 @@ class NeWRF(ChannelPredictor):
 
     @classmethod
     def compact(cls, frequency: float, *, far: float, **changes: Any) -> Self:
-        """Settings that train on one core in half a minute, for small rooms and long waves.
+        """Return settings that train on one core in half a minute, for small rooms and long waves.
 
         A trunk of four layers of 64, 48 samples, no fine network and no extra rays, 1000 steps of
         one cycle, three restarts; any setting can be changed by name.
@@ -289,7 +287,8 @@ class NeWRF(ChannelPredictor):
         z = stratified_samples(
             len(origin), refine * self.n_samples, self.near_, self.far, generator
         ).to(origin)
-        outputs = []
+        outputs: list[torch.Tensor] = []
+        weights = torch.ones_like(z)
         for i, net in enumerate(nets):
             if i == 1:
                 new = importance_samples(z, weights, refine * self.n_importance, generator)

@@ -139,7 +139,10 @@ class RBFGP(_KernelGP):
         self.lengths, self.noises = lengths, noises
 
     def _kernels(self, dim: int) -> list[Callable[[Array], Array]]:
-        return [lambda r, l=length: np.exp(-(r**2) / (2 * l**2)) for length in self.lengths]
+        def smooth(length: float) -> Callable[[Array], Array]:
+            return lambda r: np.exp(-(r**2) / (2 * length**2))
+
+        return [smooth(length) for length in self.lengths]
 
 
 class HelmholtzGP(_KernelGP):

@@ -1,8 +1,8 @@
-"""A room and its paths by the image method: exact, vectorised, differentiable.
+r"""A room and its paths by the image method: exact, vectorised, differentiable.
 
 A wave reflected by flat walls arrives as if it came in a straight line from a mirror image of the
 transmitter, a *virtual transmitter*. In a box the images lie on a mirrored lattice: image
-:math:`m \\in \\mathbb Z^D` has, along an axis of length ``L``, the coordinate ``m L + x`` for even
+:math:`m \in \mathbb Z^D` has, along an axis of length ``L``, the coordinate ``m L + x`` for even
 ``m`` and ``m L + (L - x)`` for odd ``m``, and its path has ``sum |m|`` reflections.
 """
 
@@ -53,10 +53,10 @@ class Paths:
 
 
 def fresnel(cosine: torch.Tensor, permittivity: float) -> torch.Tensor:
-    """Reflection coefficient of a lossless dielectric half-space, field parallel to the wall (TE).
+    r"""Reflection coefficient of a lossless dielectric half-space, field parallel to the wall (TE).
 
-    .. math:: \\Gamma = \\frac{\\cos\\theta - \\sqrt{\\epsilon - \\sin^2\\theta}}
-                              {\\cos\\theta + \\sqrt{\\epsilon - \\sin^2\\theta}}
+    .. math:: \Gamma = \frac{\cos\theta - \sqrt{\epsilon - \sin^2\theta}}
+                              {\cos\theta + \sqrt{\epsilon - \sin^2\theta}}
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ class ShoeboxRoom:
         inside = ((x >= 0) & (x <= self.size)).all(axis=1)
         for low, high in self.obstacles:
             inside &= ~((x > low) & (x < high)).all(axis=1)
-        return inside
+        return np.asarray(inside)
 
     def sample_receivers(
         self, n: int, seed: int | np.random.Generator = 0, margin: float = 0.1
@@ -281,7 +281,7 @@ class ShoeboxRoom:
 
 
 def _theta_hat(direction: torch.Tensor) -> torch.Tensor:
-    """Unit vector of growing polar angle at each direction, (..., 3)."""
+    """Return the unit vector of growing polar angle at each direction, (..., 3)."""
     x, y, z = direction.unbind(-1)
     rho = torch.sqrt(x**2 + y**2).clamp_min(1e-12)
     return torch.stack([z * x / rho, z * y / rho, -rho], dim=-1)

@@ -118,7 +118,7 @@ class SionnaScene:
 
 
 def _unit(theta: Array, phi: Array) -> Array:
-    """Unit vectors from polar angle and azimuth."""
+    """Return unit vectors from polar angle and azimuth."""
     return np.stack(
         [np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], axis=-1
     )

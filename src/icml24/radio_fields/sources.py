@@ -34,10 +34,10 @@ def design_matrix(rx: Array, sources: Array, visible: Array, frequency: float) -
 
 
 class VirtualTransmitterRegressor(ChannelPredictor):
-    """VTx-LS: search virtual transmitters, then solve for their complex gains by ridge regression.
+    r"""VTx-LS: search virtual transmitters, then solve for their complex gains by ridge regression.
 
-    .. math:: \\hat h(x) = \\sum_v 1[v \\text{ visible at } x]\\; g_v
-              \\frac{\\lambda}{4\\pi |x - v|} e^{-j k |x - v|}
+    .. math:: \hat h(x) = \sum_v 1[v \text{ visible at } x]\; g_v
+              \frac{\lambda}{4\pi |x - v|} e^{-j k |x - v|}
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def _ridge(a: Array, h: Array, ridge: float) -> Array:
 
 
 class SourceField(ChannelPredictor):
-    """Learnable sources: the differentiable VTx-LS, and the simplest "radio Gaussian" of width zero.
+    """Learnable sources: the differentiable VTx-LS, a radio Gaussian field of width zero.
 
     Positions and complex gains of the virtual transmitters start from the search and its
     least-squares gains, and follow the gradient of the NMSE. Positions matter most: an error of a
