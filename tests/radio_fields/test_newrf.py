@@ -25,7 +25,7 @@ def small(**changes):
 def line_of_sight():
     """One virtual transmitter only, the transmitter itself."""
     room, rx, h, paths = plane(60)
-    model = small(max_steps=300, batch_size=16).fit(rx[:50], h[:50], paths.doa[:50])
+    model = small(max_steps=300, batch_size=50, lr=4e-3).fit(rx[:50], h[:50], paths.doa[:50])
     return room, rx, h, paths, model
 
 

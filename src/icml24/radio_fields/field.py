@@ -82,6 +82,7 @@ class RadianceField(nn.Module):
         sizes = [n + n_pos if i == skip + 1 else n for i, n in enumerate(sizes)]
         self.trunk = nn.ModuleList(nn.Linear(sizes[i], width) for i in range(depth))
         self.sigma = nn.Linear(sizes[depth], 1)
+        nn.init.constant_(self.sigma.bias, 0.2)  # a density that starts at zero stays there
         self.feature = nn.Linear(sizes[depth], width)
         self.branch = nn.Linear(width, width // 2)
         self.direction = nn.Linear(n_dir, width // 2, bias=False)
