@@ -22,7 +22,7 @@ def sionna_works():
 
 @pytest.mark.skipif(not sionna_works(), reason="sionna-rt is not installed: pip install icml24[rt]")
 def test_box_scene_equals_the_image_method():
-    """Sionna's box is 10 m x 10 m x 5 m, centred; metal of conductivity 1e7 is nearly perfect."""
+    """A box of 10 m x 10 m x 5 m; metal of conductivity 1e7 is nearly perfect."""
     tx = np.array([1.3, -2.1, 2.2])
     scene = rf.SionnaScene("box", tx, frequency=F, max_order=2, material="metal", conductivity=1e7)
     box = scene.scene.mi_scene.bbox()
@@ -30,11 +30,19 @@ def test_box_scene_equals_the_image_method():
     room = rf.ShoeboxRoom(high - low, tx - low, frequency=F, max_order=2, polarization="vertical")
     rx = room.sample_receivers(20, seed=0, margin=0.3)
     ours, theirs = room.trace(rx), scene.trace(rx + low)
-    assert (theirs.mask.sum(axis=1) == 25).all()
-    sorted_lengths = np.sort(np.where(theirs.mask, theirs.lengths, np.inf), axis=1)[:, :25]
-    np.testing.assert_allclose(sorted_lengths, np.sort(ours.lengths, axis=1), rtol=1e-5)
-    ratio = np.abs(scene.channel(rx + low) - room.channel(rx)) / np.abs(room.channel(rx))
-    assert np.median(ratio) < 5e-3
+    complete = theirs.mask.sum(axis=1) == 25
+    assert complete.sum() >= 18  # a ray that grazes the edge of a triangle can be lost
+    found = np.where(theirs.mask, theirs.lengths, np.inf)[complete]
+    np.testing.assert_allclose(
+        np.sort(found, axis=1)[:, :25], np.sort(ours.lengths[complete], axis=1), rtol=1e-5
+    )
+    channel = ours.gain.sum(axis=1)
+    ratio = np.abs(theirs.gain.sum(axis=1) - channel) / np.abs(channel)
+    assert ratio[complete].max() < 5e-3
+    order = np.argsort(ours.lengths[0])
+    first = np.argsort(found[0])[:25]
+    cosine = (ours.doa[0][order] * theirs.doa[complete][0][first]).sum(axis=1)
+    assert (cosine > 1 - 1e-5).sum() >= 23  # two paths may be equally long
 
 
 @pytest.mark.skipif(sionna_works(), reason="Sionna is installed")

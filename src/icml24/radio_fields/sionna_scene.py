@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from icml24.radio_fields.channel import Array, check_frequency, check_positions
+from icml24.radio_fields.channel import (
+    SPEED_OF_LIGHT,
+    Array,
+    check_frequency,
+    check_positions,
+)
 from icml24.radio_fields.rooms import Paths
 
 __all__ = ["SionnaScene"]
@@ -102,13 +107,14 @@ class SionnaScene:
         )
         n = len(positions)
         real, imag = (np.asarray(part.numpy(), float) for part in solved.a)
-        gain = (real + 1j * imag).reshape(n, -1)
         delay = np.asarray(solved.tau.numpy(), float).reshape(n, -1)
+        turn = np.exp(-2j * np.pi * self.frequency * delay)  # the coefficients leave it out
+        gain = (real + 1j * imag).reshape(n, -1) * turn
         theta = np.asarray(solved.theta_r.numpy(), float).reshape(n, -1)
         phi = np.asarray(solved.phi_r.numpy(), float).reshape(n, -1)
         mask = (delay > 0) & (np.abs(gain) > 0)
         doa = _unit(theta, phi)
-        lengths = np.where(mask, delay, 0) * 299_792_458.0
+        lengths = np.where(mask, delay, 0) * SPEED_OF_LIGHT
         images = positions[0] + lengths[0][:, None] * doa[0]
         return Paths(lengths, doa, np.where(mask, gain, 0), mask, images)
 
