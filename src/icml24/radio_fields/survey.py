@@ -383,7 +383,10 @@ class CoverageMap:
         import matplotlib.pyplot as plt
 
         ax = ax or plt.gca()
-        image = ax.pcolormesh(self.x, self.y, self.gain_db, shading="nearest", rasterized=True)
+        low, high = np.percentile(self.gain_db, [2, 98])
+        image = ax.pcolormesh(
+            self.x, self.y, self.gain_db, shading="nearest", rasterized=True, vmin=low, vmax=high
+        )
         ax.figure.colorbar(image, ax=ax, label="gain (dB)")
         ax.set(xlabel="x (m)", ylabel="y (m)", aspect="equal")
         ax.grid(False)
