@@ -200,7 +200,12 @@ def build_newrf(config: Config, seed: int) -> NeWRF:
         "optical": {"phase": False, "path_loss": False},
         "no phase": {"phase": False},
         "no path loss": {"path_loss": False},
-        "uniform": {"directions": "uniform", "n_directions": 24, "max_steps": config.steps // 2},
+        "uniform": {
+            "directions": "uniform",
+            "n_directions": 24,
+            "max_steps": config.steps // 2,
+            "batch_size": max(1, config.batch // 2),
+        },
         "extra rays": {"extra_rays": 5},
     }
     settings: dict[str, Any] = {
