@@ -80,10 +80,10 @@ class Config:
     doa_error_deg: float = 0.1
     variant: Variant = "newrf"
     compact: bool = True
-    steps: int = 1500
-    batch: int = 8
+    steps: int = 1000
+    batch: int = 16
     restarts: int = 1
-    far: float = 5.5
+    far: float = 7.2
 
     @classmethod
     def laptop(cls) -> Config:
