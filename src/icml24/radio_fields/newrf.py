@@ -201,7 +201,8 @@ class NeWRF(ChannelPredictor):
         """Return settings that train on one core in half a minute, for small rooms and long waves.
 
         A trunk of four layers of 64, 48 samples, no fine network and no extra rays, 1000 steps of
-        one cycle, three restarts; any setting can be changed by name.
+        one cycle, three restarts; any setting can be changed by name. For shorter waves or longer
+        rays raise ``n_samples``: samples must be closer than half a wavelength.
 
         Parameters
         ----------
@@ -226,7 +227,7 @@ class NeWRF(ChannelPredictor):
             "extra_rays": 0,
             "extra_rays_mode": "penalty",
             "max_steps": 1000,
-            "lr": 2e-3,
+            "lr": 4e-3,
             "schedule": "onecycle",
             "n_restarts": 3,
             "screen_steps": 200,
