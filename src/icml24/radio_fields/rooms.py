@@ -53,7 +53,7 @@ class Paths:
 
 
 def fresnel(cosine: torch.Tensor, permittivity: float) -> torch.Tensor:
-    r"""Reflection coefficient of a lossless dielectric half-space, field parallel to the wall (transverse electric).
+    r"""Reflection coefficient of a lossless dielectric, field parallel to the wall.
 
     .. math:: \Gamma = \frac{\cos\theta - \sqrt{\epsilon - \sin^2\theta}}
                               {\cos\theta + \sqrt{\epsilon - \sin^2\theta}}
