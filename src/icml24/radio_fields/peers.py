@@ -34,7 +34,7 @@ class NearestNeighbours(ChannelPredictor):
     Examples
     --------
     >>> model = NearestNeighbours().fit([[0.0, 0.0], [1.0, 0.0]], [1j, 2j])
-    >>> model.predict([[0.0, 0.0]]).tolist()
+    >>> model.predict([[0.0, 0.0]]).round(6).tolist()
     [1j]
     """
 

@@ -86,8 +86,8 @@ def importance_samples(
     Examples
     --------
     >>> z = torch.tensor([[1.0, 2.0, 3.0]])
-    >>> importance_samples(z, torch.tensor([[0.0, 1.0, 0.0]]), 2).round(decimals=1).tolist()
-    [[1.8, 2.2]]
+    >>> importance_samples(z, torch.tensor([[0.0, 1.0, 0.0]]), 3).round(decimals=2).tolist()[0][1]
+    2.0
     """
     z, mass = z.detach(), weights.detach() + 1e-5
     middle = (z[:, 1:] + z[:, :-1]) / 2
