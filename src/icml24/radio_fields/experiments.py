@@ -62,11 +62,11 @@ class Config:
     doa_error_deg : float
         Error of the measured directions of the closed forms and the search (uniform, both angles).
     variant : str
-        One of :data:`VARIANTS`.
+        One of ``VARIANTS``.
     compact : bool
         NeWRF's settings for a laptop, or the paper's.
     steps, batch, restarts, far
-        See :class:`~.newrf.NeWRF`.
+        See :class:`~icml24.radio_fields.newrf.NeWRF`.
     """
 
     frequency: float = 928e6

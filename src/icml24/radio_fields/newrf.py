@@ -102,7 +102,7 @@ class NeWRF(ChannelPredictor):
         Stratified samples of the coarse network, and further ones for the fine network, which
         renders the union of both. ``n_importance=0`` leaves the fine network out.
     pos_freqs, dir_freqs, width, depth, skip, density
-        See :class:`~.field.RadianceField`.
+        See :class:`~icml24.radio_fields.field.RadianceField`.
     directions : {"doa", "uniform"}
         Cast rays where energy arrives, or (as NeRF2 does) evenly in ``n_directions`` directions.
     extra_rays : int
