@@ -149,7 +149,7 @@ class ChannelPredictor(BaseEstimator):
     def score(
         self, rx: ArrayLike, h: ArrayLike, doa: ArrayLike | None = None, mask: Any = None
     ) -> float:
-        """Return the prediction SNR in decibel (see :func:`~icml24.radio_fields.channel.prediction_snr`)."""
+        """Return the prediction SNR in decibel."""
         return prediction_snr(self.predict(rx, doa, mask), h)
 
     def _fit(self, rx: Array, h: Array, doa: tuple[Array, Array] | None) -> None:
