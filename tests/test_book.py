@@ -167,6 +167,12 @@ def test_every_column_is_under_the_import_contracts():
     assert columns <= set(contracts[3]["source_modules"])
 
 
+@pytest.mark.parametrize("slug", [c.slug for c in chapters()])
+def test_the_tests_of_a_column_are_a_package(slug):
+    """Two columns may use the same file name, which pytest allows in packages only."""
+    assert (ROOT / "tests" / slug / "__init__.py").is_file()
+
+
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, icml24; print([m for m in ('numpy', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
