@@ -1,6 +1,7 @@
 """The sampler: calls counted, seeds, hooks, last steps, errors."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -295,3 +296,17 @@ def test_bad_calls_are_named():
     )
     with pytest.raises(ValueError, match="NaN"):
         BFNSampler(exploding).sample((2, 2), seeded())
+
+
+@pytest.mark.parametrize("solver", ["bfn-solver2", "sde-bfn-solver2"])
+def test_states_of_earlier_steps_are_released(solver):
+    states, alive = [], []
+
+    def watch(i, t, state, prediction):
+        states.append(weakref.ref(state))
+        alive.append(sum(ref() is not None for ref in states))
+
+    for flow in flows(lambda x, s: torch.tanh(x)):
+        states.clear()
+        BFNSampler(flow, solver, 12).sample((2, 3), seeded(), callback=watch)
+    assert max(alive) <= 2

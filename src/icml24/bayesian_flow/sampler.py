@@ -290,7 +290,8 @@ class BFNSampler:
                 callback(i, self._times[i], state, prediction)
             state = self.step(prediction, i, state, generator, previous=previous).prev_state
             previous = prediction
-            trajectory.append(state)
+            if return_trajectory:
+                trajectory.append(state)
         result = state
         if self.last_step != "integrate":
             result = self.predict(state, self._times[steps])

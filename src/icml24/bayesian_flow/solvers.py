@@ -74,9 +74,9 @@ def bfn_solver(
     with mean factor :math:`\alpha = \gamma`, deviation :math:`\sigma`, log-SNR :math:`\lambda`.
     """
     alpha, _, ratio, h = _continuous(schedule, s, t)
-    if slope is not None:
-        prediction = prediction + 0.5 * h * slope
-    return ratio * state - alpha * math.expm1(-h) * prediction
+    gain = -alpha * math.expm1(-h)
+    moved = (ratio * state).add_(prediction, alpha=gain)
+    return moved if slope is None else moved.add_(slope, alpha=0.5 * h * gain)
 
 
 def sde_bfn_solver(
@@ -96,10 +96,11 @@ def sde_bfn_solver(
                 - \alpha_t (e^{-2h} - 1) (\hat x_s + \tfrac h2 D) + \sigma_t \sqrt{1 - e^{-2h}} u.
     """
     alpha, sigma, ratio, h = _continuous(schedule, s, t)
+    gain = -alpha * math.expm1(-2 * h)
+    moved = (ratio * math.exp(-h) * state).add_(prediction, alpha=gain)
     if slope is not None:
-        prediction = prediction + 0.5 * h * slope
-    mean = ratio * math.exp(-h) * state - alpha * math.expm1(-2 * h) * prediction
-    return mean + sigma * math.sqrt(-math.expm1(-2 * h)) * noise
+        moved.add_(slope, alpha=0.5 * h * gain)
+    return moved.add_(noise, alpha=sigma * math.sqrt(-math.expm1(-2 * h)))
 
 
 def euler_maruyama(
