@@ -53,14 +53,14 @@ def _verdict(claim: Claim) -> str:
 def list_chapters() -> None:
     """List the chapters with their claims and verdicts."""
     records = stored_records()
-    slug = Column("chapter", no_wrap=True)
-    table = Table(slug, "title", "claims", *STYLE, "not testable here")
+    verdicts = [name.replace(" ", "\n") for name in (*STYLE, "not testable here")]
+    table = Table(Column("chapter", min_width=22), "all", *verdicts)
     for chapter in chapters():
         claims = [c for c in records.values() if c.declaration.slug == chapter.slug]
         if not claims:  # its chapter is not in the book yet
             continue
         counts = [str(n) for n in count_verdicts(claims).values()]
-        table.add_row(chapter.slug, chapter.title, str(len(claims)), *counts)
+        table.add_row(f"[bold]{chapter.slug}[/bold]\n{chapter.title}", str(len(claims)), *counts)
     console.print(table)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import j0
+from sklearn.exceptions import NotFittedError
 
 import icml24.radio_fields as rf
 
@@ -80,7 +81,7 @@ def test_network_learns_a_smooth_field_and_is_reproducible():
 def test_contract(model):
     x, h = random_waves(20)
     state = torch.random.get_rng_state()
-    with pytest.raises(rf.NotFittedError):
+    with pytest.raises(NotFittedError):
         model.predict(x)
     assert model.fit(x, h) is model
     assert torch.equal(state, torch.random.get_rng_state())

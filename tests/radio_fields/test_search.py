@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 import icml24.radio_fields as rf
 
@@ -115,7 +116,7 @@ def test_search_checks_its_input():
     empty[3] = False
     with pytest.raises(ValueError, match="Receiver 3"):
         rf.DoASearch().fit(rx, paths.doa, empty)
-    with pytest.raises(rf.NotFittedError):
+    with pytest.raises(NotFittedError):
         rf.DoASearch().predict(rx)
 
 
@@ -167,7 +168,7 @@ def test_contract():
         assert clone(model).get_params().keys() == model.get_params().keys()
         with pytest.raises(ValueError, match="directions of arrival"):
             model.fit(rx, h)
-        with pytest.raises(rf.NotFittedError):
+        with pytest.raises(NotFittedError):
             clone(model).predict(rx)
         copies = rx.copy(), h.copy(), paths.doa.copy()
         model.fit(rx, h, paths.doa)

@@ -30,7 +30,7 @@ from icml24.radio_fields.doa_search import (
     least_squares_point,
     recall,
 )
-from icml24.radio_fields.estimator import ChannelPredictor, NotFittedError
+from icml24.radio_fields.estimator import ChannelPredictor
 from icml24.radio_fields.field import RadianceField, fourier_features
 from icml24.radio_fields.newrf import (
     NeWRF,
@@ -67,7 +67,6 @@ __all__ = [
     "HelmholtzGP",
     "NeWRF",
     "NearestNeighbours",
-    "NotFittedError",
     "Paths",
     "RadianceField",
     "ShoeboxRoom",

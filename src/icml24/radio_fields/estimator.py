@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 
 from icml24.radio_fields.channel import Array, check_positions, prediction_snr
 
-__all__ = ["ChannelPredictor", "NotFittedError", "check_channels", "check_directions"]
+__all__ = ["ChannelPredictor", "check_channels", "check_directions"]
 
 
 def check_channels(h: ArrayLike, n: int, name: str = "h") -> Array:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 from icml24.radio_fields.channel import Array, check_frequency, check_positions, wavelength
 from icml24.radio_fields.doa_search import DoASearch
-from icml24.radio_fields.estimator import ChannelPredictor, NotFittedError
+from icml24.radio_fields.estimator import ChannelPredictor
 from icml24.radio_fields.field import RadianceField
 from icml24.radio_fields.rendering import importance_samples, render_rays, stratified_samples
 
