@@ -214,7 +214,7 @@ class Explorer:
         self._layout = {
             "margin": {"l": 60, "r": 10, "t": 10, "b": 50},
             "height": 380,
-            "legend": {"orientation": "h", "y": 1.12},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
             "xaxis": {"title": {"text": xlabel, "standoff": 12}, **self._range("x", xrange)},
             "yaxis": {"title": {"text": ylabel, "standoff": 12}, **self._range("y", yrange)},
         }
