@@ -57,3 +57,12 @@ def test_bad_input_is_named():
         explorer(notes={"1": "x"})
     with pytest.raises(ValueError, match="start"):
         explorer(start=2)
+
+
+def test_a_repeated_name_is_listed_once():
+    hills = [Line([0, 1], [k, k], "hill") for k in range(3)]
+    states = {"a": [*hills, Line([0, 1], [0, 1], "path")], "b": hills}
+    page = spec(Explorer("x", states, "x", "y", title="Hills").to_html())
+    for state, names in zip(page["states"], (["hill", "path"], ["hill"]), strict=True):
+        shown = [t["name"] for t in state["traces"] if t.get("showlegend", True)]
+        assert shown == names

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,17 @@ SCRIPT = """
 """.replace("PLOTLY_CDN", PLOTLY_CDN)
 
 
+def _named_once(traces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """List the traces; a name that comes again stays out of the legend."""
+    named: set[str] = set()
+    result = []
+    for trace in traces:
+        again = trace["name"] in named
+        named.add(trace["name"])
+        result.append({**trace, "showlegend": False} if again else trace)
+    return result
+
+
 class Explorer:
     """A figure with a slider over precomputed states.
 
@@ -203,11 +214,11 @@ class Explorer:
             {
                 "label": label,
                 "note": self.notes[label],
-                "traces": [
+                "traces": _named_once(
                     trace
                     for color, shape in zip(CYCLE * 4, shapes, strict=False)
                     for trace in shape.traces(color)
-                ],
+                ),
             }
             for label, shapes in states.items()
         ]
