@@ -62,7 +62,7 @@ clean:  ## remove everything that was built
 	rm -rf _build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # One marker file stands for the finished environment: an interrupted install leaves none.
-$(VENV)/.ok: pyproject.toml constraints.txt
+$(VENV)/.ok: pyproject.toml constraints.txt archives.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer."; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is too old: this needs Python 3.11 or newer (make PYTHON=python3.11 ...)."; exit 2; }
@@ -72,6 +72,8 @@ $(VENV)/.ok: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) || { echo "$(INSTALL_HINT)"; exit 1; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[all]" || \
+	  { echo "$(INSTALL_HINT)"; exit 1; }
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r archives.txt || \
 	  { echo "$(INSTALL_HINT)"; exit 1; }
 	@touch $@
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import inspect
 import itertools
+import json
 import os
 import pickle
 import sys
@@ -19,15 +20,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache as memoize
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import joblib
+import numpy as np
 import pandas as pd
 from platformdirs import user_cache_path
 from tqdm import tqdm
 
-__all__ = ["ResultCache", "cache_directory", "code_version", "run"]
+__all__ = [
+    "ResultCache",
+    "cache_directory",
+    "code_version",
+    "read_records",
+    "run",
+    "write_records",
+]
 
 Experiment = Callable[[Any, int], Mapping[str, Any]]
 
@@ -248,3 +258,77 @@ def run(
             for (override, _, seed), record in zip(tasks, bar, strict=True)
         ]
     return pd.DataFrame(rows)
+
+
+def _plain(value: Any) -> Any:
+    """Turn arrays and numpy scalars into lists and numbers of six significant digits."""
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.6g}")
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def write_records(path: str | os.PathLike[str], runs: pd.DataFrame) -> None:
+    """Store the rows of :func:`run` as a JSON file that a column can ship.
+
+    For experiments too long for a notebook: the file holds every seed, the notebook and a test
+    compute one of them again and compare. Floating-point numbers keep six significant digits; the
+    file appears whole or not at all.
+
+    Parameters
+    ----------
+    path : path-like
+        The file to write.
+    runs : pandas.DataFrame
+        What :func:`run` returned; entries may be numbers, strings, lists, mappings or arrays.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "runs.json"
+    >>> write_records(path, pd.DataFrame({"seed": [0, 1], "loss": [1 / 3, 0.5]}))
+    >>> json.loads(path.read_text())[0]
+    {'seed': 0, 'loss': 0.333333}
+    """
+    path = Path(path)
+    rows = [
+        {str(name): _plain(value) for name, value in row.items()} for row in runs.to_dict("records")
+    ]
+    scratch = path.with_suffix(".tmp")
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    scratch.write_text(f"[\n{lines}\n]\n", "utf-8")
+    scratch.replace(path)
+
+
+def read_records(package: str, name: str) -> pd.DataFrame:
+    """Read records that a column ships in its folder ``data``.
+
+    Parameters
+    ----------
+    package : str
+        The column, for example ``"icml24.test_time_entropy"``.
+    name : str
+        The file that :func:`write_records` wrote.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row for each run.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the column has no such file.
+
+    Examples
+    --------
+    >>> len(read_records("icml24.test_time_entropy", "long_estimation.json"))
+    5
+    """
+    file = resources.files(package).joinpath("data", name)
+    if not file.is_file():
+        raise FileNotFoundError(f"{package} ships no records named {name!r}.")
+    return pd.DataFrame(json.loads(file.read_text("utf-8")))

@@ -6,10 +6,8 @@ all of them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from icml24.core.experiments import run
+from icml24.core.experiments import read_records, run, write_records
 from icml24.test_time_entropy import peers
 from icml24.test_time_entropy.corruptions import HOLDOUT, SEVERITIES, TEST
 from icml24.test_time_entropy.data import Split, images, shifted
@@ -436,21 +434,14 @@ def long_estimation() -> pd.DataFrame:
     >>> len(long_estimation())
     5
     """
-    file = resources.files("icml24.test_time_entropy").joinpath("data", _STORED)
-    return pd.DataFrame(json.loads(file.read_text("utf-8")))
+    return read_records("icml24.test_time_entropy", _STORED)
 
 
 def make_long_estimation(path: Path, seeds: int = 5, config: Config = LONG) -> None:
     """Compute these records and write them to ``path``."""
     runs = run(estimation, config, seeds=seeds)
     kept = ["seed", *(f"{key}_{t}" for key in ("rank", "error") for t in ("source", "adapted"))]
-    rows = [
-        {**{name: row[name] for name in kept}, "flips": row["flips"].round(6).tolist()}
-        for row in runs.to_dict("records")
-    ]
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
-    scratch.replace(path)
+    write_records(path, runs[[*kept, "flips"]])
 
 
 EXPERIMENTS: dict[str, Callable[[Config, int], dict[str, Any]]] = {
