@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from icml24.bookkit import Band, Bars, Explorer, Line, Points
+from icml24.bookkit import Band, Bars, Explorer, Line, Menu, Points
 
 X = np.linspace(0, 1, 4)
 
@@ -66,3 +66,28 @@ def test_a_repeated_name_is_listed_once():
     for state, names in zip(page["states"], (["hill", "path"], ["hill"]), strict=True):
         shown = [t["name"] for t in state["traces"] if t.get("showlegend", True)]
         assert shown == names
+
+
+def test_menu_lists_and_shows_one_of_its_explorers():
+    menu = Menu("cable & core", {"thin": explorer(notes={"1": "a", "2": "b"}), "thick": explorer()})
+    text, page = str(menu), menu.to_html()
+    assert text.splitlines()[:3] == [
+        "cable & core: thin",
+        "  Explorer: A & B",
+        "    power = 1: a",
+    ]
+    assert text.count("cable & core: ") == 2
+    assert page.count('class="explorer"') == 2
+    assert page.count("<div hidden class") == 1
+    assert page.index('<div class="explorer"') < page.index("<div hidden class")
+    assert "cable &amp; core" in page
+    assert [o for o in re.findall(r"<option value=\"(\d)\">(\w+)", page)] == [
+        ("0", "thin"),
+        ("1", "thick"),
+    ]
+    assert page == menu.to_html()
+
+
+def test_menu_needs_a_choice():
+    with pytest.raises(ValueError, match="at least two explorers"):
+        Menu("cable", {"thin": explorer()})

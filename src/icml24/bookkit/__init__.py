@@ -1,7 +1,7 @@
 """What the book needs to be written, tested and rendered: claims, explorers, figures, plugins."""
 
 from icml24.bookkit.claims import Claim, Claims, read_records
-from icml24.bookkit.explore import Band, Bars, Explorer, Line, Points
+from icml24.bookkit.explore import Band, Bars, Explorer, Line, Menu, Points
 from icml24.bookkit.style import COLORS, use_style
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Claims",
     "Explorer",
     "Line",
+    "Menu",
     "Points",
     "read_records",
     "use_style",

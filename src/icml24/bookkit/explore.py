@@ -1,4 +1,4 @@
-"""A slider over states computed beforehand: interactive on a page without any server.
+"""A slider over states computed beforehand, and a menu of such sliders: interactive, no server.
 
 The states are drawn with Plotly, moved by an ordinary range input (so that keyboards and screen
 readers can use it), and listed as text, which is what nbval compares.
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from icml24.bookkit.style import COLORS
 
-__all__ = ["Band", "Bars", "Explorer", "Line", "Points"]
+__all__ = ["Band", "Bars", "Explorer", "Line", "Menu", "Points"]
 
 CYCLE = tuple(COLORS[name] for name in ("blue", "red", "green", "orange", "purple", "sky"))
 PLOTLY_CDN = "https://cdn.jsdelivr.net/npm/plotly.js-dist-min@3/plotly.min.js"
@@ -120,6 +120,7 @@ SCRIPT = """
     const i = +input.value, state = spec.states[i], color = getComputedStyle(box).color;
     input.setAttribute("aria-valuetext", state.label);
     note.textContent = state.label + (state.note ? " · " + state.note : "");
+    if (!plot.clientWidth) return;  // not shown by its menu
     const axis = {automargin: true, gridcolor: "rgba(128,128,128,.3)",
       zerolinecolor: "rgba(128,128,128,.5)"};
     Plotly.react(plot, state.traces, {
@@ -145,6 +146,20 @@ SCRIPT = """
   loader.addEventListener("load", start);
 })();
 """.replace("PLOTLY_CDN", PLOTLY_CDN)
+
+MENU_SCRIPT = """
+(() => {
+  const box = document.currentScript.closest(".explorer-menu"),
+    select = box.querySelector("select"), parts = [...box.querySelectorAll(":scope > .explorer")],
+    slider = part => part.querySelector("input");
+  select.addEventListener("change", () => {
+    const before = slider(parts.find(part => !part.hidden)), now = parts[+select.value];
+    parts.forEach(part => { part.hidden = part !== now; });
+    if (before.max === slider(now).max) slider(now).value = before.value;
+    slider(now).dispatchEvent(new Event("input"));
+  });
+})();
+"""
 
 
 def _named_once(traces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -263,6 +278,67 @@ class Explorer:
             f'value="{self.start}" step="1" style="width:100%">'
             '<div class="explorer-plot"></div>'
             f'<script type="application/json">{spec}</script><script>{SCRIPT}</script></div>'
+        )
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {"text/plain": str(self), "text/html": self.to_html()}
+
+
+class Menu:
+    """A choice between several explorers, for a second control beside the slider.
+
+    The slider keeps its position when the next explorer has as many states.
+
+    Parameters
+    ----------
+    control : str
+        What the menu chooses, for example ``"problem"``.
+    explorers : mapping from str to Explorer
+        Entry of the menu, and what it shows. The first is shown at the beginning.
+
+    Examples
+    --------
+    >>> x = np.linspace(0, 1, 5)
+    >>> def powers(base):
+    ...     states = {str(p): [Line(x, base * x**p, "power")] for p in (1, 2)}
+    ...     return Explorer("power p", states, "x", "y", title=f"{base} times a power")
+    >>> print(Menu("factor", {"one": powers(1), "two": powers(2)}))
+    factor: one
+      Explorer: 1 times a power
+        power p = 1:
+        power p = 2:
+    factor: two
+      Explorer: 2 times a power
+        power p = 1:
+        power p = 2:
+    """
+
+    def __init__(self, control: str, explorers: Mapping[str, Explorer]) -> None:
+        if len(explorers) < 2:
+            raise ValueError("A Menu needs at least two explorers to choose from.")
+        self.control, self.explorers = control, dict(explorers)
+
+    def __str__(self) -> str:
+        lines = []
+        for label, explorer in self.explorers.items():
+            lines += [f"{self.control}: {label}", *str(explorer).splitlines()]
+        return "\n".join(
+            line if line.startswith(f"{self.control}: ") else f"  {line}".rstrip() for line in lines
+        )
+
+    def to_html(self) -> str:
+        """Return the menu and its explorers as one HTML fragment."""
+        e = html.escape
+        parts = [explorer.to_html() for explorer in self.explorers.values()]
+        hidden = [part.replace("<div ", "<div hidden ", 1) for part in parts[1:]]
+        name = uuid.uuid5(uuid.NAMESPACE_URL, self.control + "".join(parts)).hex[:12]
+        options = "".join(
+            f'<option value="{i}">{e(label)}</option>' for i, label in enumerate(self.explorers)
+        )
+        return (
+            f'<div class="explorer-menu"><label for="m{name}">{e(self.control)}: </label>'
+            f'<select id="m{name}" autocomplete="off">{options}</select>'
+            f"{parts[0]}{''.join(hidden)}<script>{MENU_SCRIPT}</script></div>"
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
