@@ -9,6 +9,7 @@ import pytest
 
 from icml24.additive_models.experiments import (
     EXPERIMENTS,
+    SLOW,
     Config,
     bands,
     build,
@@ -16,6 +17,7 @@ from icml24.additive_models.experiments import (
     prior_sweep,
     split,
     stage_two,
+    stored_ebm,
     table_nll,
 )
 from icml24.core.experiments import run
@@ -99,3 +101,12 @@ def test_claims_are_well_formed():
         if "accept" in claim:
             low, high = claim["accept"]
             assert low < high
+
+
+@pytest.mark.slow
+def test_stored_records_are_what_the_experiment_gives():
+    stored = stored_ebm()
+    again = table_nll(SLOW, 3)
+    assert stored["seed"].tolist() == list(range(5))
+    assert again["nll"] == pytest.approx(stored["nll"][3], rel=2e-3)
+    assert again["score"] == pytest.approx(stored["score"][3], abs=2e-3)

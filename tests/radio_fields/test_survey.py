@@ -141,6 +141,31 @@ def test_maps(tmp_path):
         rf.coverage_map(model, (0, 0), (1, 1), 0)
 
 
+def test_geotiff_has_pixels_place_and_system(tmp_path):
+    from PIL import Image
+
+    h = np.arange(1.0, 7.0).reshape(2, 3).astype(complex)
+    chart = rf.CoverageMap(np.array([2.0, 2.5, 3.0]), np.array([1.0, 1.25]), h)
+    chart.to_geotiff(tmp_path / "map.tif", epsg=32633, origin=(500_000, 4_649_776))
+    with Image.open(tmp_path / "map.tif") as image:
+        pixels, tags = np.asarray(image), dict(image.tag_v2)
+    np.testing.assert_allclose(pixels[::-1], chart.gain_db, atol=1e-5)  # first line is the north
+    assert tags[33550] == (0.5, 0.25, 0.0)
+    assert tags[33922] == (0, 0, 0, 500_000 + 1.75, 4_649_776 + 1.375, 0)
+    keys = np.reshape(tags[34735], (-1, 4))
+    assert keys[0].tolist() == [1, 1, 0, len(keys) - 1]
+    assert dict(keys[1:, [0, 3]].tolist()) == {1024: 1, 1025: 1, 3072: 32633, 3076: 9001}
+    assert (np.diff(keys[1:, 0]) > 0).all()
+    chart.to_geotiff(tmp_path / "map.tif")
+    with Image.open(tmp_path / "map.tif") as image:
+        assert image.tag_v2[33922][3:5] == (1.75, 1.375)
+    assert [path.name for path in tmp_path.iterdir()] == ["map.tif"]
+    with pytest.raises(ValueError, match="epsg"):
+        chart.to_geotiff(tmp_path / "bad.tif", epsg=7)
+    with pytest.raises(ValueError, match="two rows"):
+        rf.CoverageMap(chart.x, chart.y[:1], h[:1]).to_geotiff(tmp_path / "bad.tif")
+
+
 def test_maps_in_space_need_a_height():
     data = survey(3)
     model = rf.NearestNeighbours().fit(data.rx, data.h)

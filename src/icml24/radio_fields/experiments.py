@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
+from icml24.core.experiments import read_records, run, write_records
 from icml24.radio_fields.channel import Array, per_receiver_nmse, prediction_snr
 from icml24.radio_fields.doa_search import DoASearch, recall
 from icml24.radio_fields.estimator import ChannelPredictor
@@ -18,6 +21,7 @@ from icml24.radio_fields.sources import SourceField, VirtualTransmitterRegressor
 
 __all__ = [
     "EXPERIMENTS",
+    "STORED_VARIANTS",
     "VARIANTS",
     "Config",
     "Survey",
@@ -28,6 +32,7 @@ __all__ = [
     "noisy_directions",
     "search",
     "simulate",
+    "stored_ablations",
 ]
 
 Variant = Literal["newrf", "optical", "uniform", "no phase", "no path loss", "extra rays"]
@@ -345,9 +350,41 @@ def search(config: Config, seed: int) -> dict[str, float]:
     }
 
 
+# -- further variants, stored -------------------------------------------------------------------
+
+STORED_VARIANTS: tuple[Variant, ...] = ("no phase", "no path loss", "extra rays")
+_STORED = "ablations.json"
+
+
+def stored_ablations() -> pd.DataFrame:
+    """Read the stored records of :func:`newrf` for the variants that the notebook does not run.
+
+    ``python -m icml24.radio_fields.experiments`` makes them again, in some minutes.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``variant``, ``seed``, ``snr``, ``train`` and ``evaluations``.
+
+    Examples
+    --------
+    >>> stored_ablations()["variant"].unique().tolist()
+    ['no phase', 'no path loss', 'extra rays']
+    """
+    return read_records("icml24.radio_fields", _STORED)
+
+
 EXPERIMENTS: dict[str, Callable[[Config, int], Mapping[str, Any]]] = {
     "newrf": newrf,
     "interpolators": interpolators,
     "closed_form": closed_form,
     "search": search,
 }
+
+if __name__ == "__main__":
+    from icml24.radio_fields import experiments as column
+
+    grid = {"variant": column.STORED_VARIANTS}
+    found = run(column.newrf, column.Config.laptop(), seeds=5, grid=grid)
+    (folder := Path(__file__).with_name("data")).mkdir(exist_ok=True)
+    write_records(folder / _STORED, found[["variant", "seed", "snr", "train", "evaluations"]])

@@ -378,6 +378,59 @@ class CoverageMap:
         lines += [" ".join(f"{g:.3f}" for g in row) for row in self.gain_db[::-1]]
         Path(path).write_text("\n".join(lines) + "\n", "utf-8")
 
+    def to_geotiff(
+        self, path: PathLike, epsg: int | None = None, origin: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        """Write the gain as a GeoTIFF: one band of 32-bit numbers, north up.
+
+        Parameters
+        ----------
+        path : path-like
+            The file; it appears whole or not at all.
+        epsg : int, optional
+            Code of a projected coordinate system in metres, for example 32633; without one the
+            system is declared as local.
+        origin : (float, float), default (0, 0)
+            Easting and northing of the point (0, 0) of the map, in metres.
+
+        Raises
+        ------
+        ValueError
+            If ``epsg`` is not a code from 1024 to 32766, or the grid has a single row or column.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> chart = CoverageMap(np.arange(3.0), np.arange(2.0), np.ones((2, 3), dtype=complex))
+        >>> chart.to_geotiff(Path(tempfile.mkdtemp()) / "gain.tif", epsg=32633)
+        """
+        from PIL import Image, TiffImagePlugin
+
+        if epsg is not None and not 1024 <= epsg <= 32766:
+            raise ValueError(f"epsg must be a code from 1024 to 32766, or None, got {epsg}.")
+        if min(len(self.x), len(self.y)) < 2:
+            raise ValueError("A GeoTIFF needs at least two rows and two columns, for the step.")
+        step_x, step_y = float(self.x[1] - self.x[0]), float(self.y[1] - self.y[0])
+        west = origin[0] + float(self.x[0]) - step_x / 2
+        north = origin[1] + float(self.y[-1]) + step_y / 2
+        user_defined = 32767
+        keys = {1024: 1, 1025: 1, 3072: user_defined if epsg is None else epsg, 3076: 9001}
+        directory = [1, 1, 0, len(keys)]
+        for key, value in keys.items():  # model projected, raster is area, system, unit metre
+            directory += [key, 0, 1, value]
+        tags = TiffImagePlugin.ImageFileDirectory_v2()
+        for tag, kind, values in (
+            (33550, 12, (step_x, step_y, 0.0)),  # size of a pixel
+            (33922, 12, (0.0, 0.0, 0.0, west, north, 0.0)),  # its upper left corner
+            (34735, 3, tuple(directory)),
+        ):
+            tags.tagtype[tag] = kind
+            tags[tag] = values
+        image = Image.fromarray(np.ascontiguousarray(self.gain_db[::-1], dtype=np.float32))
+        scratch = Path(path).with_suffix(".tmp")
+        image.save(scratch, format="TIFF", tiffinfo=tags)
+        scratch.replace(path)
+
     def plot(self, ax: Any = None) -> Any:
         """Draw the gain; returns the axes."""
         import matplotlib.pyplot as plt
