@@ -52,8 +52,11 @@ run: $(VENV)/.ok  ## execute one notebook pair: make run NB=book/<slug>/01_name.
 records: $(VENV)/.ok  ## refresh the README table and scorecard.json from the notebooks
 	@$(BIN)/python tools/records.py
 
-bench: $(VENV)/.ok  ## speed and memory against the peers
-	@$(BIN)/python -m pytest -q -p no:xdist --benchmark-sort=name tests/benchmarks
+bench: $(VENV)/.ok  ## speed and memory against the peers, and the page that shows them
+	@mkdir -p _build
+	@$(BIN)/python -m pytest -q -p no:xdist --benchmark-sort=name --benchmark-json=_build/bench.json \
+	  tests/benchmarks
+	@$(BIN)/python tools/speed.py _build/bench.json
 
 a11y: book  ## accessibility and layout of every page, in headless Chromium
 	@cd tests/a11y && npm install --silent --no-audit --no-fund && node check.mjs ../../_build/html

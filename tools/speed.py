@@ -1,0 +1,172 @@
+"""Write the page on speed from the benchmarks' own file.
+
+``python tools/speed.py _build/bench.json`` takes a new measurement into ``book/speed.json`` and
+draws the figure; without a file the page is only compared with the stored numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tomllib
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from icml24.bookkit.chapters import chapters
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = ROOT / "tests" / "benchmarks" / "rows.toml"
+STORED = ROOT / "book" / "speed.json"
+PAGE = ROOT / "book" / "speed.md"
+FIGURE = ROOT / "book" / "_static" / "speed.png"
+
+HEAD = """# How fast is it?
+
+Each row is one benchmark of `tests/benchmarks`, ours and a peer's in the same run on {cpu} ({cores}
+cores, Python {python}, torch {torch}, {date}). "Times as fast" is the peer's time divided by ours;
+a number below 1 means that the peer is faster, and the reason stands below the table. `make bench`
+measures everything again on your machine and rewrites this page. Peers that are not installed are
+left out and keep their last numbers.
+
+| chapter | task | ours | peer | the peer's time | times as fast |
+|---|---|---|---|---|---|
+"""
+
+TAIL = """
+```{figure} _static/speed.png
+:alt: Time against problem size on logarithmic axes, a curve for each of several tasks, beside a
+  dashed line of proportional growth.
+:name: fig-speed-growth
+
+How cost grows with size: seconds against the size of the problem, both relative to the smallest.
+The dashed line is proportional growth.
+```
+"""
+
+
+def wanted() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(ROWS.read_text("utf-8"))
+
+
+def seconds(name: str, row: Mapping[str, Any], found: Mapping[str, Any]) -> float | None:
+    """Time of a benchmark, or of an entry that the row's benchmark noted."""
+    if name.startswith("extra:"):
+        entry = found.get(row.get("of", row["ours"]), {}).get("extra", {})
+        value = entry.get(name.removeprefix("extra:"))
+        return None if value is None else value * row.get("scale", 1.0)
+    return found[name]["seconds"] if name in found else None
+
+
+def measured(path: Path) -> dict[str, Any]:
+    """Read what pytest-benchmark wrote."""
+    data = json.loads(path.read_text("utf-8"))
+    return {
+        bench["name"]: {"seconds": bench["stats"]["min"], "extra": bench["extra_info"]}
+        for bench in data["benchmarks"]
+    }
+
+
+def take(found: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """Combine new measurements with the stored ones of peers that are not installed now."""
+    from importlib.metadata import version
+
+    kept = {key(row): row for row in old.get("rows", [])}
+    rows = []
+    for row in wanted()["row"]:
+        ours, other = seconds(row["ours"], row, found), seconds(row["other"], row, found)
+        if ours is None or other is None:
+            rows += [kept[key(row)]] if key(row) in kept else []
+            continue
+        other /= row.get("share", 1.0)
+        entry = {name: row[name] for name in ("chapter", "task", "peer")}
+        times = {"ours": ours, "other": other, "ratio": other / ours}
+        rows.append(entry | {name: float(f"{value:.3g}") for name, value in times.items()})
+    growth = []
+    for line in wanted()["growth"]:
+        names = {size: line["test"].format(size) for size in line["sizes"]}
+        if all(name in found for name in names.values()):
+            times = [float(f"{found[name]['seconds']:.3g}") for name in names.values()]
+            growth.append({**line, "seconds": times})
+    machine = {
+        "cpu": processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "date": date.today().isoformat(),
+    }
+    return {"machine": machine, "rows": rows, "growth": growth or old.get("growth", [])}
+
+
+def key(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["chapter"], row["task"], row["peer"]
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text("utf-8").splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def spoken(value: float) -> str:
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"
+
+
+def page(stored: Mapping[str, Any]) -> str:
+    titles = {chapter.slug: chapter.title for chapter in chapters()}
+    why = {key(row): row.get("why") for row in wanted()["row"]}
+    text = HEAD.format(**stored["machine"])
+    notes, last = [], None
+    for row in stored["rows"]:
+        slug = row["chapter"]
+        name = "" if slug == last else f"[{titles[slug]}]({slug}/index.md)"
+        cells = [name, row["task"], spoken(row["ours"]), row["peer"], spoken(row["other"])]
+        text += "| " + " | ".join([*cells, f"{row['ratio']:.2g}"]) + " |\n"
+        reason, last = why.get(key(row)), slug
+        if row["ratio"] < 1:
+            notes.append(f"- *{row['task']}*, against {row['peer']}: {reason or 'not explained.'}")
+    if notes:
+        text += "\nWhere the peer is faster:\n\n" + "\n".join(notes) + "\n"
+    return text + TAIL
+
+
+def draw(growth: list[dict[str, Any]]) -> None:
+    import matplotlib.pyplot as plt
+
+    from icml24.bookkit import COLORS, use_style
+
+    use_style()
+    colors = list(COLORS.values())
+    for color, marker, line in zip(colors, "osD^vP", growth, strict=False):
+        x = [size / line["sizes"][0] for size in line["sizes"]]
+        y = [t / line["seconds"][0] for t in line["seconds"]]
+        plt.loglog(x, y, marker + "-", color=color, label=line["label"])
+    plt.loglog([1, 100], [1, 100], "--", color=COLORS["grey"])
+    plt.xlabel("size, relative to the smallest")
+    plt.ylabel("time, relative to the smallest")
+    plt.legend()
+    plt.savefig(FIGURE, dpi=150)
+    plt.close()
+
+
+def main() -> None:
+    arguments = [a for a in sys.argv[1:] if not a.startswith("-")]
+    stored = json.loads(STORED.read_text("utf-8")) if STORED.is_file() else {}
+    if arguments:
+        stored = take(measured(Path(arguments[0])), stored)
+        STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        draw(stored["growth"])
+        PAGE.write_text(page(stored), "utf-8")
+    elif PAGE.read_text("utf-8") != page(stored):
+        sys.exit("book/speed.md is out of date: run make bench")
+
+
+if __name__ == "__main__":
+    main()
