@@ -83,14 +83,14 @@ def take(found: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
             continue
         other /= row.get("share", 1.0)
         entry = {name: row[name] for name in ("chapter", "task", "peer")}
-        times = {"ours": ours, "other": other, "ratio": other / ours}
-        rows.append(entry | {name: float(f"{value:.3g}") for name, value in times.items()})
+        values = {"ours": ours, "other": other, "ratio": other / ours}
+        rows.append(entry | {name: float(f"{value:.3g}") for name, value in values.items()})
     growth = []
     for line in wanted()["growth"]:
         names = {size: line["test"].format(size) for size in line["sizes"]}
         if all(name in found for name in names.values()):
-            times = [float(f"{found[name]['seconds']:.3g}") for name in names.values()]
-            growth.append({**line, "seconds": times})
+            took = [float(f"{found[name]['seconds']:.3g}") for name in names.values()]
+            growth.append({**line, "seconds": took})
     machine = {
         "cpu": processor(),
         "cores": os.cpu_count(),
@@ -119,6 +119,10 @@ def spoken(value: float) -> str:
     return f"{value / 1e-9:.3g} ns"
 
 
+def times(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.2g}"
+
+
 def page(stored: Mapping[str, Any]) -> str:
     titles = {chapter.slug: chapter.title for chapter in chapters()}
     why = {key(row): row.get("why") for row in wanted()["row"]}
@@ -128,7 +132,7 @@ def page(stored: Mapping[str, Any]) -> str:
         slug = row["chapter"]
         name = "" if slug == last else f"[{titles[slug]}]({slug}/index.md)"
         cells = [name, row["task"], spoken(row["ours"]), row["peer"], spoken(row["other"])]
-        text += "| " + " | ".join([*cells, f"{row['ratio']:.2g}"]) + " |\n"
+        text += "| " + " | ".join([*cells, times(row["ratio"])]) + " |\n"
         reason, last = why.get(key(row)), slug
         if row["ratio"] < 1:
             notes.append(f"- *{row['task']}*, against {row['peer']}: {reason or 'not explained.'}")
