@@ -73,3 +73,19 @@ def test_interpolators_and_closed_form():
 def test_search_record():
     record = ex.search(replace(SMALL, n_train=80, doa_error_deg=0.0), 0)
     assert record == {"within 1 cm": 1.0, "within 10 cm": 1.0, "false": 0}
+
+
+def test_stored_ablations_are_whole():
+    stored = ex.stored_ablations()
+    counts = stored.groupby("variant", sort=False)["seed"].apply(list)
+    assert counts.to_dict() == {name: list(range(5)) for name in ex.STORED_VARIANTS}
+    twice = stored.groupby("variant")["evaluations"].first()
+    assert twice["extra rays"] == pytest.approx(2 * twice["no phase"])  # five rays more than five
+
+
+@pytest.mark.slow
+def test_a_stored_ablation_is_what_the_experiment_gives():
+    record = ex.newrf(replace(ex.Config.laptop(), variant="no phase"), 2)
+    stored = ex.stored_ablations().query("variant == 'no phase' and seed == 2").iloc[0]
+    assert record["snr"] == pytest.approx(stored["snr"], abs=1.0)
+    assert record["train"] == pytest.approx(stored["train"], abs=2.0)

@@ -4,7 +4,6 @@ Each test is what a practitioner would write first; the assertions are what woul
 """
 
 import numpy as np
-import pandas as pd
 import torch
 from sklearn import datasets
 from sklearn.linear_model import RidgeCV
