@@ -18,7 +18,9 @@ in the rest:
 from importlib.util import find_spec
 from typing import Any
 
-_missing = [name for name in ("gsw", "h5netcdf", "torch_geometric", "xarray") if not find_spec(name)]
+_missing = [
+    name for name in ("gsw", "h5netcdf", "torch_geometric", "xarray") if not find_spec(name)
+]
 if _missing:
     raise ImportError(f"This column needs {', '.join(_missing)}: pip install 'icml24[ocean]'.")
 

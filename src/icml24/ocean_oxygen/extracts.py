@@ -154,7 +154,7 @@ def main(ferret: Path, wheel: Path) -> None:
     arrays["monthly_6.npz"] = monthly_extract(ferret)
     arrays["argo.npz"] = argo_extract(wheel)
     for name, content in arrays.items():
-        np.savez_compressed(folder / name, **content)
+        np.savez_compressed(folder / name, **content)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ class Layer:
     edge_attr : torch.Tensor, shape (E, 5)
         Distance, eastward, northward and downward part, and whether the source is a hub.
     edge_weight : torch.Tensor, shape (E,)
-        Symmetric normalisation, for the GCN peer only.
+        Symmetric normalisation, and that of a node's own state: used by the GCN peer only.
+    self_weight : torch.Tensor, shape (n_out,)
     n_out : int
         The layer's result is wanted for the first ``n_out`` nodes.
     """
@@ -39,6 +40,7 @@ class Layer:
     edge_index: Tensor
     edge_attr: Tensor
     edge_weight: Tensor
+    self_weight: Tensor
     n_out: int
 
 
@@ -100,6 +102,7 @@ class OceanGraph:
             torch.as_tensor(edge_index),
             torch.as_tensor(attr, dtype=torch.float32),
             torch.as_tensor(weight, dtype=torch.float32),
+            torch.as_tensor(1 / degree, dtype=torch.float32),
             len(nodes),
         )
 
@@ -222,6 +225,7 @@ class OceanGraph:
                 number[self.full.edge_index[:, edges]],
                 self.full.edge_attr[edges],
                 self.full.edge_weight[edges],
+                self.full.self_weight[order[:n_out]],
                 n_out,
             )
             for edges, n_out in reversed(cuts)

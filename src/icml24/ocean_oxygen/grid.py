@@ -88,7 +88,7 @@ def basin_of(lat: Any, lon: Any) -> Array:
 
 def _describe(ds: xr.Dataset) -> xr.Dataset:
     """Attach CF attributes to coordinates and covariates."""
-    attributes = {
+    attributes: dict[str, dict[str, Any]] = {
         "lat": {"standard_name": "latitude", "units": "degrees_north", "axis": "Y"},
         "lon": {"standard_name": "longitude", "units": "degrees_east", "axis": "X"},
         "depth": {"standard_name": "depth", "units": "m", "positive": "down", "axis": "Z"},
@@ -194,7 +194,7 @@ def monthly_temperature() -> xr.Dataset:
 
 
 def argo_positions() -> pd.DataFrame:
-    """Load where and when Argo floats have measured oxygen (one profile per 2-degree cell and year).
+    """Load where and when Argo floats have measured oxygen (one profile per 2° cell and year).
 
     Returns
     -------
@@ -261,7 +261,9 @@ def cell_volume(ds: xr.Dataset) -> xr.DataArray:
     depth = np.asarray(ds["depth"], float)
     middles = (depth[1:] + depth[:-1]) / 2
     edges = np.concatenate([[0.0], middles, [depth[-1] + (depth[-1] - middles[-1])]])
-    volume = np.diff(edges)[:, None, None] * np.cos(np.radians(np.asarray(ds["lat"], float)))[:, None]
+    volume = (
+        np.diff(edges)[:, None, None] * np.cos(np.radians(np.asarray(ds["lat"], float)))[:, None]
+    )
     volume = np.broadcast_to(volume, tuple(ds.sizes[name] for name in ("depth", "lat", "lon")))
     coordinates = {name: np.asarray(ds[name]) for name in ("depth", "lat", "lon")}
     return xr.DataArray(volume.copy(), coordinates, ("depth", "lat", "lon"), name="volume")

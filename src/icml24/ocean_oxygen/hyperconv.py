@@ -13,7 +13,7 @@ __all__ = ["ZoneHyperConv", "explicit_transform"]
 class ZoneHyperConv(MessagePassing):  # type: ignore[misc,unused-ignore]
     r"""A layer of message passing whose weights depend on where a node lies.
 
-    With the zone code :math:`m_v` of node v, the state :math:`z_v` and edge features :math:`e_{vw}`:
+    With the zone code :math:`m_v` of node v, state :math:`z_v` and edge features :math:`e_{vw}`:
 
     .. math::
 

@@ -80,6 +80,8 @@ class OxyGenerator(nn.Module):
         three plain graph networks; no graph at all.
     temporal : bool, default True
         Use the window; without it s is twice as wide.
+    lstm_layers : int, default 2
+        Of the window's LSTM.
     stabilise : bool, default True
         Our addition: layer normalisation of the states, and a head that also sees
         :math:`z^0`. Off, the network is the paper's.
@@ -89,7 +91,8 @@ class OxyGenerator(nn.Module):
     Examples
     --------
     >>> net = OxyGenerator(in_channels=3, edge_dim=1, meta_dim=2, hidden_channels=4)
-    >>> layer = Layer(torch.tensor([[0], [1]]), torch.zeros(1, 1), torch.ones(1), 2)
+    >>> one = torch.ones(2)
+    >>> layer = Layer(torch.tensor([[0], [1]]), torch.zeros(1, 1), one[:1], one, 2)
     >>> x, window = torch.zeros(2, 3), torch.zeros(2, 11)
     >>> net(x, window, window, torch.zeros(2, 2), [layer, layer]).shape
     torch.Size([2])
@@ -104,6 +107,7 @@ class OxyGenerator(nn.Module):
         num_layers: int = 2,
         conv: Conv = "zone",
         temporal: bool = True,
+        lstm_layers: int = 2,
         stabilise: bool = True,
         seed: int = 0,
     ) -> None:
@@ -122,7 +126,7 @@ class OxyGenerator(nn.Module):
                 nn.Linear(hidden_channels, s_width),
                 nn.ReLU(),
             )
-            self.window = WindowEncoder(hidden_channels // 2) if temporal else None
+            self.window = WindowEncoder(hidden_channels // 2, lstm_layers) if temporal else None
             self.norms = nn.ModuleList(
                 nn.LayerNorm(width) if stabilise else nn.Identity() for _ in range(self.num_layers)
             )
@@ -145,7 +149,8 @@ class OxyGenerator(nn.Module):
     def _pass(self, conv: nn.Module, z: Tensor, layer: Layer, meta: Tensor) -> Tensor:
         index, n = layer.edge_index, layer.n_out
         if self.conv == "gcn":
-            return torch.relu(conv(z, index, layer.edge_weight)[:n] + z[:n] @ conv.lin.weight.T)
+            own = layer.self_weight[:, None] * conv.lin(z[:n])
+            return torch.relu(conv(z, index, layer.edge_weight)[:n] + own)
         if self.conv == "sage":
             return torch.relu(conv((z, z[:n]), index, size=(len(z), n)))
         if self.conv == "gat":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class _Neighbours(FieldEstimator):
     Lengths are chosen by the error on the validation measurements, among all combinations.
     """
 
-    candidates: dict[str, tuple[float, ...]]
+    candidates: Mapping[str, tuple[float, ...]]
     n_neighbours: int
 
     def _fit(self) -> None:
@@ -94,11 +95,13 @@ class IDW(_Neighbours):
         self.variable, self.target, self.alpha = variable, target, alpha
         self.n_neighbours, self.power = n_neighbours, power
 
-    candidates = {
-        "km": (1000.0,),
-        "depth": (0.15, 0.3, 0.6, 1.2),
-        "years": (5.0, 10.0, 20.0, 40.0),
-    }
+    candidates = MappingProxyType(
+        {
+            "km": (1000.0,),
+            "depth": (0.15, 0.3, 0.6, 1.2),
+            "years": (5.0, 10.0, 20.0, 40.0),
+        }
+    )
 
     def _standard(self, t: Array, v: Array) -> Array:
         _, distance, index = self._nearest(t, v)
@@ -136,12 +139,14 @@ class Kriging(_Neighbours):
         self.variable, self.target, self.alpha = variable, target, alpha
         self.n_neighbours = n_neighbours
 
-    candidates = {
-        "km": (1000.0, 2000.0),
-        "depth": (0.3, 0.6, 1.2),
-        "years": (10.0, 20.0, 40.0),
-        "nugget": (0.02, 0.1),
-    }
+    candidates = MappingProxyType(
+        {
+            "km": (1000.0, 2000.0),
+            "depth": (0.3, 0.6, 1.2),
+            "years": (10.0, 20.0, 40.0),
+            "nugget": (0.02, 0.1),
+        }
+    )
 
     def _standard(self, t: Array, v: Array) -> Array:
         return np.concatenate(
@@ -167,7 +172,12 @@ def boosted_trees() -> list[Any]:
         from lightgbm import LGBMRegressor
     except ImportError as error:
         raise ImportError("Boosted trees need lightgbm: pip install 'icml24[peers]'.") from error
-    common = {"learning_rate": 0.05, "subsample": 0.8, "subsample_freq": 1, "verbose": -1}
+    common: dict[str, Any] = {
+        "learning_rate": 0.05,
+        "subsample": 0.8,
+        "subsample_freq": 1,
+        "verbose": -1,
+    }
     common |= {"colsample_bytree": 0.8, "random_state": 0, "n_jobs": 1, "deterministic": True}
     sizes = ((400, 15), (400, 31), (1000, 31))
     return [LGBMRegressor(n_estimators=n, num_leaves=leaves, **common) for n, leaves in sizes]

@@ -117,10 +117,12 @@ class Problem:
         t, s = (self._covariates[name] for name in COVARIATES)
         for name, field in zip(COVARIATES, (t, s), strict=True):
             if not np.isfinite(field).all():
-                raise ValueError(f"{name} has gaps on sea cells; fill them, or set wet to False there.")
+                raise ValueError(
+                    f"{name} has gaps on sea cells; fill them, or set wet to False there."
+                )
         return solubility(t, s, self.nodes.depth)
 
-    # -- the target ---------------------------------------------------------------------------------
+    # -- the target -------------------------------------------------------------------------------
 
     def _standardise(self) -> None:
         """Mean and spread of each level, from training values only."""
@@ -148,9 +150,10 @@ class Problem:
 
     def pairs(self, role: str) -> tuple[Array, Array]:
         """Years and nodes of the measurements with a role (positions, not numbers)."""
-        return np.nonzero(self.role == ROLES.index(role))
+        t, v = np.nonzero(self.role == ROLES.index(role))
+        return t, v
 
-    # -- features -----------------------------------------------------------------------------------
+    # -- features ---------------------------------------------------------------------------------
 
     def _prepare_features(self, ds: xr.Dataset) -> None:
         nodes = self.nodes

@@ -97,8 +97,8 @@ def _same_unit(table: pd.DataFrame, variable: str, units: str) -> Array:
             raise ValueError(
                 f"{unit} is per volume: the table needs the columns temperature and salinity."
             )
-        state = [part[n].to_numpy(float) for n in ("temperature", "salinity")] if volume else []
-        result[rows] = to_umol_per_kg(part[variable], unit, *state, depth=part["depth"])
+        t, s = (part[n] if volume else None for n in ("temperature", "salinity"))
+        result[rows] = to_umol_per_kg(part[variable], unit, t, s, part["depth"])
     top = np.nanmax(result, initial=-np.inf)
     if len(result) >= 5 and np.nanquantile(result, 0.9) < 15:
         raise ValueError(

@@ -72,8 +72,8 @@ def _convert(table: pd.DataFrame, units: str) -> pd.DataFrame:
     """Oxygen in µmol/kg; without temperature or salinity a value per volume is dropped."""
     if unit_name(units) != "umol/kg":
         table = table.dropna(subset=["temperature", "salinity"])
-    state = (table[name].to_numpy(float) for name in ("temperature", "salinity"))
-    oxygen = to_umol_per_kg(table["oxygen"], units, *state, depth=table["depth"])
+    t, s = (table[name].to_numpy(float) for name in ("temperature", "salinity"))
+    oxygen = to_umol_per_kg(table["oxygen"], units, t, s, table["depth"])
     return table.assign(oxygen=oxygen)
 
 
@@ -152,7 +152,9 @@ def read_glodap(path: PathLike) -> pd.DataFrame:
     }
     table = pd.read_csv(path, na_values=[-9999, -9999.0])
     table.columns = [str(name).strip().removeprefix("G2") for name in table.columns]
-    missing = [name for name in ("latitude", "longitude", "depth", "year", "oxygen") if name not in table]
+    missing = [
+        name for name in ("latitude", "longitude", "depth", "year", "oxygen") if name not in table
+    ]
     if missing:
         raise ValueError(f"{path.name} has no columns {', '.join(missing)}; is it a GLODAP table?")
     if "oxygenf" in table:
@@ -180,7 +182,9 @@ def read_woa(path: PathLike, variable: str = "o_an") -> xr.DataArray:
     path = _existing(path)
     with xr.open_dataset(path, engine=_engine(path), decode_times=False) as ds:
         if variable not in ds:
-            raise ValueError(f"{path.name} has no variable {variable}; it has {list(ds.data_vars)}.")
+            raise ValueError(
+                f"{path.name} has no variable {variable}; it has {list(ds.data_vars)}."
+            )
         field = ds[variable].load()
     if "time" in field.dims:
         if field.sizes["time"] != 1:

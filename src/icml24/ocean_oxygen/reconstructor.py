@@ -25,7 +25,7 @@ def inner_updates(loss: Array, total: int) -> Array:
     """Deal gradient steps to areas by their validation loss: hard areas train more.
 
     The authors' rule, the integer part of ``total * softmax(scaled loss)`` with losses scaled to
-    [0, 1]; so no area gets more than e times as many steps as another. Every area gets one at least.
+    [0, 1]; so no area gets more than e times as many steps as another, and each at least one.
 
     Parameters
     ----------
@@ -62,8 +62,11 @@ class Reconstructor(FieldEstimator):
         See :class:`~icml24.ocean_oxygen.model.OxyGenerator`.
     window : int, default 5
         Years before and after, in which the node's own record is read; 0 drops the window.
+    lstm_layers : int, default 2
+        Of the LSTM that reads it.
     lam_chem : float, default 0.0
-        Weight λ of the chemistry-informed regulariser, in units of the standardised target.
+        Weight λ of the chemistry-informed regulariser, in units of the standardised target. Its
+        sum runs over the nodes of the step: the batch, and those where nutrients are known.
     records : bool, default False
         Our addition: features of what node and neighbours recorded in all other years.
     fourier, stabilise : bool, default True
@@ -74,13 +77,13 @@ class Reconstructor(FieldEstimator):
         validation loss deserves.
     k, vertical, hubs : int
         See :meth:`~icml24.ocean_oxygen.graph.OceanGraph.build`.
-    steps : int, default 400
+    steps : int, default 300
         Gradient steps.
-    batch_size : int, default 256
+    batch_size : int, default 200
         Most measurements in a step.
     lr : float, default 0.01
         Of Adam, with a cosine to zero.
-    validate_every : int, default 40
+    validate_every : int, default 50
         Steps between looks at the validation measurements; the best weights are kept.
     alpha : float, default 0.1
         One minus the nominal coverage of the intervals.
@@ -111,6 +114,7 @@ class Reconstructor(FieldEstimator):
         hidden_channels: int = 32,
         num_layers: int = 2,
         window: int = 5,
+        lstm_layers: int = 2,
         lam_chem: float = 0.0,
         records: bool = False,
         fourier: bool = True,
@@ -119,23 +123,24 @@ class Reconstructor(FieldEstimator):
         k: int = 6,
         vertical: int = 1,
         hubs: int = 4,
-        steps: int = 400,
-        batch_size: int = 256,
+        steps: int = 300,
+        batch_size: int = 200,
         lr: float = 1e-2,
-        validate_every: int = 40,
+        validate_every: int = 50,
         alpha: float = 0.1,
         random_state: int = 0,
     ) -> None:
         self.variable, self.target, self.conv = variable, target, conv
         self.hidden_channels, self.num_layers, self.window = hidden_channels, num_layers, window
-        self.lam_chem, self.records, self.fourier = lam_chem, records, fourier
+        self.lstm_layers, self.lam_chem, self.records = lstm_layers, lam_chem, records
+        self.fourier = fourier
         self.stabilise, self.adaptive = stabilise, adaptive
         self.k, self.vertical, self.hubs = k, vertical, hubs
         self.steps, self.batch_size, self.lr = steps, batch_size, lr
         self.validate_every = validate_every
         self.alpha, self.random_state = alpha, random_state
 
-    # -- one year as tensors ------------------------------------------------------------------------
+    # -- one year as tensors ----------------------------------------------------------------------
 
     def _inputs(self, t: int, nodes: Any = slice(None)) -> tuple[Tensor, ...]:
         x = self.problem_.features(t)[nodes]
@@ -151,16 +156,16 @@ class Reconstructor(FieldEstimator):
 
     def _at(self, t: int, v: Array) -> Tensor:
         """Predict for some nodes of a year, from no more of the graph than they can see."""
-        if self.conv == "gcn":  # its weights depend on the degrees in the whole graph
-            return self.network_(*self._inputs(t), self._layers())[torch.from_numpy(v)]
         depth = 0 if self.conv == "none" else self.num_layers
         nodes, layers = self.graph_.around(v, depth)
         return self.network_(*self._inputs(t, nodes), layers)
 
-    # -- training -----------------------------------------------------------------------------------
+    # -- training ---------------------------------------------------------------------------------
 
     def _fit(self) -> None:
-        from icml24.ocean_oxygen.model import OxyGenerator  # torch_geometric takes seconds to import
+        from icml24.ocean_oxygen.model import (
+            OxyGenerator,
+        )  # torch_geometric takes seconds to import
 
         self._check()
         problem = self.problem_
@@ -183,6 +188,7 @@ class Reconstructor(FieldEstimator):
             self.num_layers,
             self.conv,
             temporal=self.window > 0,
+            lstm_layers=self.lstm_layers,
             stabilise=self.stabilise,
             seed=self.random_state,
         )
@@ -228,19 +234,25 @@ class Reconstructor(FieldEstimator):
         truth = torch.from_numpy(self.problem_.known[t, v])
         if not self.lam_chem:
             return ((self._at(t, v) - truth) ** 2).mean()
-        prediction, penalty = self._with_penalty(t)
-        return ((prediction[torch.from_numpy(v)] - truth) ** 2).mean() + self.lam_chem * penalty
+        known = self.problem_.features(t)[:, self._columns(" known")].any(axis=1)
+        also = np.setdiff1d(np.flatnonzero(known), v)
+        prediction, penalty = self._with_penalty(t, np.concatenate([v, also]))
+        return ((prediction[: len(v)] - truth) ** 2).mean() + self.lam_chem * penalty
 
-    def _with_penalty(self, t: int) -> tuple[Tensor, Tensor]:
+    def _columns(self, suffix: str = "") -> list[int]:
+        names = self.problem_.feature_names
+        return [names.index(name + suffix) for name in self.problem_.nutrients]
+
+    def _with_penalty(self, t: int, v: Array) -> tuple[Tensor, Tensor]:
+        """Predictions for nodes ``v``, and R of their sum."""
         from icml24.ocean_oxygen.model import gradient_variance
 
-        x, *rest = self._inputs(t)
+        nodes, layers = self.graph_.around(v, 0 if self.conv == "none" else self.num_layers)
+        x, *rest = self._inputs(t, nodes)
         x.requires_grad_()
-        prediction = self.network_(x, *rest, self._layers())
-        names = self.problem_.feature_names
-        columns = [names.index(name) for name in self.problem_.nutrients]
-        known = [names.index(f"{name} known") for name in self.problem_.nutrients]
-        return prediction, gradient_variance(prediction, x, columns, x[:, known].detach() > 0)
+        prediction = self.network_(x, *rest, layers)
+        present = x[:, self._columns(" known")].detach() > 0
+        return prediction, gradient_variance(prediction, x, self._columns(), present)
 
     def sensitivity_variance(self, years: Any = None) -> float:
         """Mean over years of R, the variance of the sensitivity to the nutrients (Problem's units).
@@ -253,12 +265,13 @@ class Reconstructor(FieldEstimator):
         if not self.problem_.nutrients:
             raise ValueError("The dataset has neither phosphate nor nitrate.")
         if years is None:
-            column = self.problem_.feature_names.index(f"{self.problem_.nutrients[0]} known")
+            column = self._columns(" known")[0]
             every = range(0, len(self.problem_.years), 10)
             rows = [t for t in every if self.problem_.features(t)[:, column].sum() > 1]
         else:
             rows = [self._position(year) for year in years]
-        return float(np.mean([self._with_penalty(t)[1].item() for t in rows]))
+        everywhere = np.arange(len(self.problem_.nodes))
+        return float(np.mean([self._with_penalty(t, everywhere)[1].item() for t in rows]))
 
     def _whole_years(self, rng: np.random.Generator) -> Iterator[tuple[int, Array]]:
         """Training nodes of one year, drawn in proportion to the root of their number."""
@@ -283,10 +296,10 @@ class Reconstructor(FieldEstimator):
                 yield int(year), some
 
     def _validation_set(self) -> list[tuple[int, Array]]:
-        """Up to 24 years with validation measurements (training ones, if there are none)."""
+        """Up to 16 years with validation measurements (training ones, if there are none)."""
         role = 1 if (self.problem_.role == 1).any() else 0
         rows = np.flatnonzero((self.problem_.role == role).any(axis=1))
-        rows = rows[np.unique(np.linspace(0, len(rows) - 1, 24).astype(int))]
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, 16).astype(int))]
         return [(int(t), np.flatnonzero(self.problem_.role[t] == role)) for t in rows]
 
     def _validate(self, years: list[tuple[int, Array]]) -> float:
@@ -303,7 +316,7 @@ class Reconstructor(FieldEstimator):
             self._share = inner_updates(loss, 4 * len(self._share))
         return float(np.sqrt((error**2).mean()))
 
-    # -- prediction ---------------------------------------------------------------------------------
+    # -- prediction -------------------------------------------------------------------------------
 
     def _standard_year(self, t: int) -> Array:
         with torch.no_grad():

@@ -91,7 +91,10 @@ def ship_tracks(n: int, rng: np.random.Generator, points: int = 60) -> Array:
     middle += rng.uniform(-25, 25, (n, 2))
     middle[:, 0] = np.clip(middle[:, 0], -75, 80)
     half = points // 2
-    ways = [great_circle(ports[first], middle, half), great_circle(middle, ports[last], points - half)]
+    ways = [
+        great_circle(ports[first], middle, half),
+        great_circle(middle, ports[last], points - half),
+    ]
     return np.concatenate(ways, axis=1)
 
 

@@ -18,7 +18,7 @@ SHARES = (0.60, 0.075, 0.075, 0.25)
 
 
 def area_of(lat: Any, lon: Any, size: float) -> Array:
-    """Number the areas of ``size`` by ``size`` degrees.
+    """Give each place the number of its area of ``size`` by ``size`` degrees.
 
     Examples
     --------

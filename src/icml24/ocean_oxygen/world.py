@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from icml24.ocean_oxygen.chemistry import solubility
-from icml24.ocean_oxygen.grid import BASINS, Nodes, ocean_grid, unit_vectors
+from icml24.ocean_oxygen.grid import Nodes, ocean_grid, unit_vectors
 from icml24.ocean_oxygen.sampling import observe
 
 __all__ = ["Core", "World", "make_ocean", "random_field", "simulate_members", "warming"]
@@ -108,7 +108,7 @@ def random_field(
 
 
 def warming(nodes: Nodes, years: Array) -> Array:
-    """Simulated warming since 1920 (degrees Celsius), shape (years, N): strongest at the surface."""
+    """Simulate the warming since 1920 (degrees Celsius), shape (years, N): most at the surface."""
     course = np.clip((years - 1920) / 103, 0, None) ** 1.8
     pattern = np.exp(-nodes.depth / 400) * (1 + 0.4 * np.sin(np.radians(nodes.lat)) ** 2)
     return 0.7 * course[:, None] * pattern
@@ -155,7 +155,9 @@ def _at_coast(nodes: Nodes) -> Array:
     return nodes.gather(beside) * (nodes.depth <= 200)
 
 
-def simulate(world: World, nodes: Nodes, years: Array, temperature: Array, salinity: Array) -> Array:
+def simulate(
+    world: World, nodes: Nodes, years: Array, temperature: Array, salinity: Array
+) -> Array:
     """Oxygen of a world, shape (years, N): solubility minus utilisation, never much below 20.
 
     Parameters
@@ -216,7 +218,7 @@ def make_ocean(
     Returns
     -------
     xarray.Dataset
-        Dimensions year, depth, lat, lon. ``oxygen`` (measurements, else NaN), ``truth`` (everywhere),
+        Dimensions year, depth, lat, lon. ``oxygen`` (measurements, else NaN), ``truth`` (dense),
         ``temperature``, ``salinity``, ``phosphate`` and ``nitrate`` (at two fifths of the ships'
         stations), ``bathymetry``, ``basin``, ``wet``.
 
@@ -251,15 +253,16 @@ def make_ocean(
     full = ("year", "depth", "lat", "lon")
     ds = grid.assign_coords(year=time)
     ds["temperature"] = (full, nodes.scatter(temperature), grid["temperature"].attrs)
-    for name, values, title in (
-        ("oxygen", oxygen, "moles_of_oxygen_per_unit_mass_in_sea_water"),
-        ("truth", truth, "moles_of_oxygen_per_unit_mass_in_sea_water"),
-        ("phosphate", np.where(with_nutrients, phosphate, np.nan), "moles_of_phosphate_per_unit_mass_in_sea_water"),
-        ("nitrate", np.where(with_nutrients, nitrate, np.nan), "moles_of_nitrate_per_unit_mass_in_sea_water"),
+    for name, substance, values in (
+        ("oxygen", "oxygen", oxygen),
+        ("truth", "oxygen", truth),
+        ("phosphate", "phosphate", np.where(with_nutrients, phosphate, np.nan)),
+        ("nitrate", "nitrate", np.where(with_nutrients, nitrate, np.nan)),
     ):
+        title = f"moles_of_{substance}_per_unit_mass_in_sea_water"
         ds[name] = (full, nodes.scatter(values), {"units": "umol kg-1", "standard_name": title})
     ds["year"].attrs["long_name"] = "calendar year"
-    ds.attrs["source"] = "oxygen and nutrients simulated on real temperature, salinity and sea floor"
+    ds.attrs["source"] = "oxygen, nutrients simulated on real temperature, salinity, sea floor"
     ds.attrs["world"] = repr(world)
     return ds
 
