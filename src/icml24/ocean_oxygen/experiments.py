@@ -71,8 +71,10 @@ class Config:
     split : {"block", "temporal", "spatial"}
     steps, batch_size, lstm_layers : int
         Of the networks and their training.
+    dense : tuple of str
+        Methods whose whole field is reconstructed, too.
     every : int
-        Years between reconstructed fields in :func:`century`.
+        Years between those fields.
     tracks : int
         Ship tracks in each month of :func:`real_temperature`.
     """
@@ -83,9 +85,10 @@ class Config:
     last: int = 2023
     method: str = "OxyGenerator"
     split: str = "block"
-    steps: int = 300
+    steps: int = 600
     batch_size: int = 200
     lstm_layers: int = 1
+    dense: tuple[str, ...] = ("OxyGenerator", "no zones", "IDW", "LightGBM")
     every: int = 5
     tracks: int = 12
 
@@ -111,7 +114,12 @@ def build(config: Config, seed: int, **common: Any) -> FieldEstimator:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {config.method!r}.")
     kind, options = METHODS[config.method]
     if kind is Reconstructor:
-        common = {"steps": config.steps, "batch_size": config.batch_size, **common}
+        common = {
+            "validate_every": 100,
+            "steps": config.steps,
+            "batch_size": config.batch_size,
+            **common,
+        }
         common = {"random_state": seed, "lstm_layers": config.lstm_layers, **common}
     return kind(**{**common, **options})
 
@@ -151,6 +159,44 @@ def _scores(truth: Any, prediction: Any) -> dict[str, float]:
     }
 
 
+def century(model: FieldEstimator, ds: xr.Dataset, every: int) -> dict[str, Any]:
+    """Reconstruct the whole field, every few years, and compare with the dense truth.
+
+    Returns
+    -------
+    dict
+        ``years``; volume-weighted means ``mean_truth`` and ``mean_model``; shares of the volume
+        below 100 and 60 µmol/kg, ``low_truth``, ``low_model``, ``core_truth``, ``core_model``, and
+        ``low_lower``, ``low_upper`` from the intervals' ends; ``change_truth``, ``change_model``
+        (1960 to 2010, µmol/kg) and ``ratio``; ``rmse`` and ``coverage`` over all cells.
+    """
+    years = np.asarray(ds["year"])[::every]
+    result, truth = model.predict(years), ds["truth"].sel(year=years)
+    volume = cell_volume(ds)
+    means = weighted_mean(truth, volume), weighted_mean(result["oxygen"], volume)
+    first, last = max(1960, int(years[0])), min(2010, int(years[-1]))
+    change = [trend(series, years, first, last) for series in means]
+    wet = np.isfinite(truth.to_numpy())
+    names = ("oxygen", "oxygen_lower", "oxygen_upper")
+    dense, (mean, lower, upper) = truth.to_numpy()[wet], (result[n].to_numpy()[wet] for n in names)
+    return {
+        "years": years,
+        "mean_truth": means[0],
+        "mean_model": means[1],
+        "low_truth": low_volume(truth, volume, 100),
+        "low_model": low_volume(result["oxygen"], volume, 100),
+        "low_upper": low_volume(result["oxygen_lower"], volume, 100),
+        "low_lower": low_volume(result["oxygen_upper"], volume, 100),
+        "core_truth": low_volume(truth, volume, 60),
+        "core_model": low_volume(result["oxygen"], volume, 60),
+        "change_truth": change[0],
+        "change_model": change[1],
+        "ratio": change[1] / change[0],
+        "rmse": rmse(dense, mean),
+        "coverage": coverage(dense, lower, upper),
+    }
+
+
 def held_out(config: Config, seed: int) -> dict[str, Any]:
     """Fit the configured method and compare with the test measurements.
 
@@ -158,8 +204,9 @@ def held_out(config: Config, seed: int) -> dict[str, Any]:
     -------
     dict
         ``rmse``, ``mape`` (over at least 5 µmol/kg), ``r2``; ``coverage`` of the intervals of
-        nominal 90 %; ``basins`` (RMSE by basin); for networks ``validation`` (the curve) and
-        ``sensitivity`` (R, the variance of the sensitivity to the nutrients).
+        nominal 90 %; ``basins`` (RMSE by basin); for networks ``validation`` (the curve); for the
+        method, with and without chemistry, ``sensitivity`` (R, the variance of the sensitivity to
+        the nutrients); for the methods of ``config.dense`` :func:`century`.
     """
     torch.set_num_threads(1)
     ds, split = ocean(config, seed)
@@ -173,7 +220,10 @@ def held_out(config: Config, seed: int) -> dict[str, Any]:
     }
     if isinstance(model, Reconstructor):
         record["validation"] = [entry["validation"] for entry in model.history_]
-        record["sensitivity"] = model.sensitivity_variance()
+        if config.method in ("OxyGenerator", "chemistry"):
+            record["sensitivity"] = model.sensitivity_variance()
+    if config.split == "block" and config.method in config.dense:
+        record["century"] = century(model, ds, config.every)
     return record
 
 
@@ -198,49 +248,6 @@ def simulations(config: Config, seed: int) -> dict[str, Any]:
         "mean": _scores(truth, mean),
         "members": {f"member {i + 1}": score for i, score in enumerate(scores)},
         "basins": {name: basins.get(name) for name in BASINS},
-    }
-
-
-def century(config: Config, seed: int) -> dict[str, Any]:
-    """Reconstruct the whole field, every few years, and compare with the dense truth.
-
-    Returns
-    -------
-    dict
-        ``years``; volume-weighted means ``mean_truth`` and ``mean_model``; shares of the volume
-        below 100 and 60 µmol/kg, ``low_truth``, ``low_model``, ``core_truth``, ``core_model``, and
-        ``low_lower``, ``low_upper`` from the intervals' ends; ``change_truth``, ``change_model``
-        (1960 to 2010, µmol/kg) and ``ratio``; ``rmse`` and ``coverage`` over all cells.
-    """
-    torch.set_num_threads(1)
-    ds, split = ocean(config, seed)
-    model = build(config, seed).fit(ds, split)
-    years = np.asarray(ds["year"])[:: config.every]
-    result, truth = model.predict(years), ds["truth"].sel(year=years)
-    volume = cell_volume(ds)
-    means = weighted_mean(truth, volume), weighted_mean(result["oxygen"], volume)
-    first, last = max(1960, int(years[0])), min(2010, int(years[-1]))
-    change = [trend(series, years, first, last) for series in means]
-    wet = np.isfinite(truth.to_numpy())
-    flat = {
-        name: result[name].to_numpy()[wet] for name in ("oxygen", "oxygen_lower", "oxygen_upper")
-    }
-    dense = truth.to_numpy()[wet]
-    return {
-        "years": years,
-        "mean_truth": means[0],
-        "mean_model": means[1],
-        "low_truth": low_volume(truth, volume, 100),
-        "low_model": low_volume(result["oxygen"], volume, 100),
-        "low_upper": low_volume(result["oxygen_lower"], volume, 100),
-        "low_lower": low_volume(result["oxygen_upper"], volume, 100),
-        "core_truth": low_volume(truth, volume, 60),
-        "core_model": low_volume(result["oxygen"], volume, 60),
-        "change_truth": change[0],
-        "change_model": change[1],
-        "ratio": change[1] / change[0],
-        "rmse": rmse(dense, flat["oxygen"]),
-        "coverage": coverage(dense, flat["oxygen_lower"], flat["oxygen_upper"]),
     }
 
 
@@ -299,7 +306,6 @@ TABLES: dict[str, tuple[Callable[[Config, int], Mapping[str, Any]], dict[str, li
     "simulations": (simulations, {}),
     "held_out": (held_out, {"method": [name for name in METHODS if name not in ("areas", "bare")]}),
     "real_temperature": (real_temperature, {"method": ["OxyGenerator", *_PEERS]}),
-    "century": (century, {"method": ["OxyGenerator"]}),
     "splits": (
         held_out,
         {"split": ["temporal", "spatial"], "method": ["OxyGenerator", *_PEERS]},
@@ -350,7 +356,6 @@ def make_records(
 EXPERIMENTS: dict[str, Callable[[Config, int], Mapping[str, Any]]] = {
     "held_out": held_out,
     "simulations": simulations,
-    "century": century,
     "real_temperature": real_temperature,
 }
 

@@ -177,7 +177,7 @@ class OceanGraph:
 
     def data(self) -> Any:
         """Return the graph as torch_geometric's ``Data``, with places on the unit sphere."""
-        from torch_geometric.data import Data
+        from icml24.ocean_oxygen.geometric import Data
 
         place = unit_vectors(self.nodes.lat, self.nodes.lon)
         return Data(

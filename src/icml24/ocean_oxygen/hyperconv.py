@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import softmax
+
+from icml24.ocean_oxygen.geometric import MessagePassing, softmax
 
 __all__ = ["ZoneHyperConv", "explicit_transform"]
 

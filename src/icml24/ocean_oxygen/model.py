@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
+from icml24.ocean_oxygen.geometric import GATConv, GCNConv, SAGEConv
 from icml24.ocean_oxygen.graph import Layer
 from icml24.ocean_oxygen.hyperconv import ZoneHyperConv
 

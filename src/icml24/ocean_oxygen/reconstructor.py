@@ -77,13 +77,13 @@ class Reconstructor(FieldEstimator):
         validation loss deserves.
     k, vertical, hubs : int
         See :meth:`~icml24.ocean_oxygen.graph.OceanGraph.build`.
-    steps : int, default 300
+    steps : int, default 600
         Gradient steps.
     batch_size : int, default 200
         Most measurements in a step.
     lr : float, default 0.01
         Of Adam, with a cosine to zero.
-    validate_every : int, default 50
+    validate_every : int, default 100
         Steps between looks at the validation measurements; the best weights are kept.
     alpha : float, default 0.1
         One minus the nominal coverage of the intervals.
@@ -123,10 +123,10 @@ class Reconstructor(FieldEstimator):
         k: int = 6,
         vertical: int = 1,
         hubs: int = 4,
-        steps: int = 300,
+        steps: int = 600,
         batch_size: int = 200,
         lr: float = 1e-2,
-        validate_every: int = 50,
+        validate_every: int = 100,
         alpha: float = 0.1,
         random_state: int = 0,
     ) -> None:
@@ -260,13 +260,13 @@ class Reconstructor(FieldEstimator):
         Parameters
         ----------
         years : sequence of int, optional
-            Every tenth year in which nutrients were measured, by default.
+            Every twentieth year in which nutrients were measured, by default.
         """
         if not self.problem_.nutrients:
             raise ValueError("The dataset has neither phosphate nor nitrate.")
         if years is None:
             column = self._columns(" known")[0]
-            every = range(0, len(self.problem_.years), 10)
+            every = range(0, len(self.problem_.years), 20)
             rows = [t for t in every if self.problem_.features(t)[:, column].sum() > 1]
         else:
             rows = [self._position(year) for year in years]
