@@ -49,7 +49,7 @@ def test_neighbours_across_the_date_line():
     sources = graph.edge_index[0, graph.edge_index[1] == v]
     assert -177.0 in nodes.lon[sources]
     edge = np.flatnonzero((graph.edge_index[1] == v) & (nodes.lon[graph.edge_index[0]] == -177))
-    same_row = [e for e in edge if nodes.lat[graph.edge_index[0, e]] == 3][0]
+    same_row = next(e for e in edge if nodes.lat[graph.edge_index[0, e]] == 3)
     distance, east, north, down, hub = graph.full.edge_attr[same_row].tolist()
     expected = EARTH_RADIUS_KM * np.radians(6) * np.cos(np.radians(3)) / 1000
     assert distance == pytest.approx(expected, rel=1e-3)

@@ -88,8 +88,8 @@ def test_training_learns(ds, split):
     model = oo.Reconstructor(steps=60, **settings).fit(ds, split)
     curve = [entry["validation"] for entry in model.history_]
     assert curve[-1] < 0.7 * curve[0]
-    table = model.held_out()
-    level_means = model.problem_.invert(np.zeros(len(table)), *model.problem_.pairs("test"))
+    table = model.held_out("train")
+    level_means = model.problem_.invert(np.zeros(len(table)), *model.problem_.pairs("train"))
     assert oo.rmse(table["truth"], table["mean"]) < 0.7 * oo.rmse(table["truth"], level_means)
 
 
@@ -168,7 +168,7 @@ def test_kriging_by_hand(ds, split):
     """Two data at known distances: the textbook's two equations."""
     model = oo.Kriging(n_neighbours=2).fit(ds, split)
     t, v = (x[:1] for x in model.problem_.pairs("test"))
-    place, distance, index = model._nearest(t, v)
+    _, distance, index = model._nearest(t, v)
     near = model._scaled(model._t, model._v)[index[0]]
     c, nugget = np.exp(-np.linalg.norm(near[0] - near[1])), model._settings["nugget"]
     matrix = np.array([[1, (1 - nugget) * c], [(1 - nugget) * c, 1]])

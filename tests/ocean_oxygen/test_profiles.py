@@ -103,7 +103,7 @@ def test_points_on_land(grid):
     assert ds.attrs["dropped"] == "1 on land"
     with pytest.raises(ValueError, match="1 rows lie on land"):
         oo.grid_profiles(rows, grid, (1985, 1990), on_land="raise")
-    coast = table(lat=[18.0], lon=[-98.0])
+    coast = table(lat=[60.0], lon=[-66.0])
     assert not np.isfinite(oo.grid_profiles(coast, grid, (1985, 1990)).oxygen).any()
     moved = oo.grid_profiles(coast, grid, (1985, 1990), on_land="nearest")
     assert np.isfinite(moved.oxygen).sum() == 1

@@ -23,7 +23,7 @@ _NAMES = {
     "umol/kg": r"(umol|micromoles?|\u00b5mol|\u03bcmol)(/|_per_)(kg|kilogram)",
     "ml/l": r"(ml|millilit(er|re)s?)(/|_per_)(l|lit(er|re))",
     "mg/l": r"(mg|milligrams?)(/|_per_)(l|lit(er|re))",
-    "mol/m3": r"moles?(/|_per_)(m3|m\^3|m\*\*3)",
+    "mol/m3": r"(mol|moles?)(/|_per_)(m3|m\^3|m\*\*3)",
     "mmol/m3": r"(mmol|millimoles?)(/|_per_)(m3|m\^3|m\*\*3)",
     "umol/l": r"(umol|micromoles?|\u00b5mol|\u03bcmol)(/|_per_)(l|lit(er|re))",
 }

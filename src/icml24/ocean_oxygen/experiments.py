@@ -39,6 +39,8 @@ from icml24.ocean_oxygen.world import make_ocean, simulate_members
 __all__ = [
     "EXPERIMENTS",
     "METHODS",
+    "SMALL",
+    "TABLES",
     "Config",
     "build",
     "century",
@@ -88,7 +90,7 @@ class Config:
     steps: int = 600
     batch_size: int = 200
     lstm_layers: int = 1
-    dense: tuple[str, ...] = ("OxyGenerator", "no zones", "IDW", "LightGBM")
+    dense: tuple[str, ...] = ("OxyGenerator", "no zones", "IDW")
     every: int = 5
     tracks: int = 12
 
@@ -99,8 +101,8 @@ class Config:
 
     @classmethod
     def small(cls) -> Config:
-        """Return a coarse ocean on which a notebook trains in seconds."""
-        return replace(cls(), step=12, levels=6, steps=150)
+        """Return a coarse ocean, on which a notebook trains in seconds."""
+        return replace(cls(), **{name: values[0] for name, values in SMALL.items()})
 
     @classmethod
     def paper(cls) -> Config:
@@ -299,6 +301,9 @@ def real_temperature(config: Config, seed: int) -> dict[str, Any]:
     }
 
 
+#: A coarse ocean, on which a notebook trains in seconds.
+SMALL: dict[str, list[Any]] = {"step": [12], "levels": [6], "steps": [200]}
+
 _PEERS = ["IDW", "kriging", "LightGBM"]
 
 #: File, experiment and varied settings of each stored table.
@@ -306,6 +311,7 @@ TABLES: dict[str, tuple[Callable[[Config, int], Mapping[str, Any]], dict[str, li
     "simulations": (simulations, {}),
     "held_out": (held_out, {"method": [name for name in METHODS if name not in ("areas", "bare")]}),
     "real_temperature": (real_temperature, {"method": ["OxyGenerator", *_PEERS]}),
+    "small": (held_out, {**SMALL, "method": ["OxyGenerator"]}),
     "splits": (
         held_out,
         {"split": ["temporal", "spatial"], "method": ["OxyGenerator", *_PEERS]},
