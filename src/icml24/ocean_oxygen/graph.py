@@ -90,7 +90,7 @@ class OceanGraph:
     >>> from icml24.ocean_oxygen.grid import ocean_grid
     >>> graph = OceanGraph.build(Nodes.of(ocean_grid(12, levels=3)), k=6)
     >>> len(graph), graph.full.edge_attr.shape[1]
-    (877, 5)
+    (935, 5)
     """
 
     def __init__(self, nodes: Nodes, edge_index: Array, edge_kind: Array) -> None:

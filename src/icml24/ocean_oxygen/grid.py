@@ -133,7 +133,7 @@ def ocean_grid(step: int = 6, levels: int | None = None) -> xr.Dataset:
     --------
     >>> grid = ocean_grid(12, levels=3)
     >>> dict(grid.sizes), int(grid.wet.sum())
-    ({'depth': 3, 'lat': 15, 'lon': 30}, 877)
+    ({'depth': 3, 'lat': 15, 'lon': 30}, 935)
     """
     if step not in (4, 6, 12):
         raise ValueError(f"step must be 4, 6 or 12 degrees, got {step}.")

@@ -79,6 +79,6 @@ def plot_section(field: xr.DataArray, ax: Any = None, label: str = "", **options
     depth = np.asarray(field["depth"], float)
     mesh = _mesh(ax, field["lat"], np.arange(len(depth)), field, label, options)
     mesh.axes.set_yticks(np.arange(len(depth)), [f"{z:.0f}" for z in depth])
-    mesh.axes.invert_yaxis()
+    mesh.axes.set_ylim(len(depth) - 0.5, -0.5)
     mesh.axes.set(xlabel="latitude (°)", ylabel="depth (m)")
     return mesh
