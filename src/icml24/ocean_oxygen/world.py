@@ -184,8 +184,8 @@ def simulate(
 def _nutrients(nodes: Nodes, aou: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """Phosphate and nitrate that belong to an AOU, with ratios that differ from zone to zone."""
     ratio = 160 + 15 * random_field(nodes, 1, 40.0, rng)
-    preformed = 0.4 + 0.9 * np.sin(np.radians(nodes.lat)) ** 2
-    phosphate = np.clip(preformed + aou / ratio + rng.normal(0, 0.06, aou.shape), 0.02, None)
+    initial = 0.4 + 0.9 * np.sin(np.radians(nodes.lat)) ** 2
+    phosphate = np.clip(initial + aou / ratio + rng.normal(0, 0.06, aou.shape), 0.02, None)
     lost = 6 / (1 + np.exp((180 - aou) / 20))  # denitrification where oxygen is nearly gone
     nitrate = np.clip(16 * phosphate - lost + rng.normal(0, 0.8, aou.shape), 0.1, None)
     return phosphate, nitrate
