@@ -68,6 +68,8 @@ def test_mixed_units_are_converted_row_by_row(grid):
 def test_wrong_unit_is_noticed(grid):
     with pytest.raises(ValueError, match="look like ml/l or mg/l"):
         oo.grid_profiles(table(oxygen=[4.0, 5.0, 6.0, 5.5, 3.0, 4.4]), grid, (1985, 1990))
+    with pytest.raises(ValueError, match="6 rows with negative oxygen"):
+        oo.grid_profiles(table(oxygen=[-4.0] * 6), grid, (1985, 1990))
     with pytest.raises(ValueError, match="is the unit right"):
         oo.grid_profiles(table(oxygen=[4000.0] * 6), grid, (1985, 1990))
 

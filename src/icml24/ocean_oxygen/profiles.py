@@ -99,13 +99,13 @@ def _same_unit(table: pd.DataFrame, variable: str, units: str) -> Array:
             )
         t, s = (part[n] if volume else None for n in ("temperature", "salinity"))
         result[rows] = to_umol_per_kg(part[variable], unit, t, s, part["depth"])
-    top = np.nanmax(result, initial=-np.inf)
-    if len(result) >= 5 and np.nanquantile(result, 0.9) < 15:
+    sound = result[result >= 0]
+    if len(sound) >= 5 and np.quantile(sound, 0.9) < 15:
         raise ValueError(
-            f"Nine tenths of the oxygen values lie below 15 µmol/kg (the largest is {top:.3g}); "
-            "they look like ml/l or mg/l. Say so with units=."
+            "Nine tenths of the oxygen values lie below 15 µmol/kg (the largest is "
+            f"{sound.max():.3g}); they look like ml/l or mg/l. Say so with units=."
         )
-    if len(result) >= 5 and np.nanquantile(result, 0.1) > 1000:
+    if len(sound) >= 5 and np.quantile(sound, 0.1) > 1000:
         raise ValueError("Oxygen above 1000 µmol/kg is impossible; is the unit right?")
     return result
 
