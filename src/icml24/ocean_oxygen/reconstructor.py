@@ -260,14 +260,18 @@ class Reconstructor(FieldEstimator):
         Parameters
         ----------
         years : sequence of int, optional
-            Every twentieth year in which nutrients were measured, by default.
+            By default every twentieth year, as far as nutrients were measured in it, else all years
+        in which they were.
         """
         if not self.problem_.nutrients:
             raise ValueError("The dataset has neither phosphate nor nitrate.")
         if years is None:
             column = self._columns(" known")[0]
-            every = range(0, len(self.problem_.years), 20)
-            rows = [t for t in every if self.problem_.features(t)[:, column].sum() > 1]
+            every = range(len(self.problem_.years))
+            known = [t for t in every if self.problem_.features(t)[:, column].sum() > 1]
+            if not known:
+                raise ValueError("No year of the dataset has two known nutrients.")
+            rows = [t for t in known if t % 20 == 0] or known
         else:
             rows = [self._position(year) for year in years]
         everywhere = np.arange(len(self.problem_.nodes))
