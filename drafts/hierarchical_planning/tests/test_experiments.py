@@ -1,0 +1,144 @@
+"""All experiments at a tiny scale, the stored records, and the command that makes them."""
+
+import json
+import tomllib
+from dataclasses import replace
+from importlib import resources
+
+import numpy as np
+import pytest
+
+import icml24.hierarchical_planning as hp
+from icml24.core.experiments import run
+from icml24.hierarchical_planning import experiments
+from icml24.hierarchical_planning.experiments import Config
+
+TINY = replace(
+    Config.laptop(),
+    maze="umaze",
+    route=((1, 1), (2, 3)),
+    n_logs=6,
+    log_length=110,
+    n_episodes=2,
+    n_curve=1,
+    lengths=(1, 3),
+    max_steps=8,
+    conductor_updates=3,
+    performer_updates=3,
+    flat_updates=3,
+    diffuser_updates=2,
+    width=32,
+    diffuser_width=8,
+    pendulum_logs=3,
+    pendulum_updates=3,
+    pendulum_steps=4,
+)
+AGENTS = {"PlanDQ", "Q + Q", "diffusion + diffusion", "Q + diffusion", "imitation", "Q on the task"}
+
+
+def test_sparse_experiment_runs_and_repeats():
+    record = experiments.sparse(TINY, 0)
+    assert AGENTS | {"goal-conditioned Q"} <= set(record)
+    assert len(record["curve PlanDQ"]) == 2
+    again = run(experiments.sparse, TINY, seeds=[0])
+    for name in AGENTS:
+        assert again[name][0]["decisions"] == record[name]["decisions"]
+        assert 0 <= record[name]["success"] <= 1 and record[name]["cpu"] >= 0
+
+
+def test_dense_experiment_runs():
+    record = experiments.dense(TINY, 1)
+    assert AGENTS | {"Diffuser", "behaviour", "sensitivity"} <= set(record)
+    assert all(np.isfinite(record[name]) for name in AGENTS)
+
+
+def test_flat_planner_reports_the_best_interval():
+    record = experiments.flat_planner(TINY, 0)
+    assert record["success"] == max(record["by_interval"].values())
+
+
+def test_ablations_run():
+    record = experiments.ablations(TINY, 0)
+    assert "as is" in record and len(record) >= 8
+
+
+def test_the_mujoco_maze_serves_as_well():
+    pytest.importorskip("gymnasium_robotics")
+    task = experiments.maze_task(replace(TINY, simulator="mujoco"))
+    x, goals = task.reset([0, 1])
+    assert x.shape == (2, 4) and goals.shape == (2, 2) and task.max_steps == 8
+    with pytest.raises(ValueError, match="'mujoco' or 'numpy'"):
+        experiments.maze_task(replace(TINY, simulator="bullet"))
+
+
+def test_make_writes_records_and_agents(tmp_path, monkeypatch):
+    monkeypatch.setenv("ICML24_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(experiments, "EXPERIMENTS", {"flat_planner": experiments.flat_planner})
+    experiments.make(tmp_path, TINY, {"flat_planner": (0, 1)})
+    rows = json.loads((tmp_path / "flat_planner.json").read_text())
+    assert [row["seed"] for row in rows] == [0, 1]
+    for name in ("maze", "flat", "pendulum"):
+        assert isinstance(hp.load(tmp_path / f"{name}.npz"), hp.PlanDQ | hp.FlatAgent)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+HERE = resources.files("icml24.hierarchical_planning").joinpath("data")
+stored_only = pytest.mark.skipif(
+    not HERE.joinpath("sparse.json").is_file(),
+    reason="no records yet: python -m icml24.hierarchical_planning.experiments makes them",
+)
+
+
+@stored_only
+def test_stored_records_are_complete():
+    for name, seeds in experiments.SEEDS.items():
+        frame = experiments.stored(name)
+        assert frame["seed"].tolist() == list(seeds), name
+        assert not frame.isna().any().any(), name
+
+
+def test_unknown_names_of_records_and_agents():
+    with pytest.raises(ValueError, match="sparse, flat_planner"):
+        experiments.stored("maze")
+    with pytest.raises(ValueError, match="'maze', 'flat' or 'pendulum'"):
+        experiments.stored_agent("ant")
+
+
+@stored_only
+def test_stored_agents_give_the_stored_records():
+    config = Config.laptop()
+    task = experiments.maze_task(config, config.route)
+    sparse = experiments.stored("sparse")
+    for agent, name in (("maze", "PlanDQ"), ("flat", "goal-conditioned Q")):
+        result = hp.evaluate_policy(experiments.stored_agent(agent), task, 20, seed=1)
+        assert abs(result.success.mean() - sparse[name][0]["success"]) <= 0.15
+    dense = experiments.stored("dense")
+    result = hp.evaluate_policy(experiments.stored_agent("pendulum"), hp.Pendulum(), 5, seed=1)
+    score = hp.normalized_score(result.returns, *hp.pendulum_references())
+    assert abs(score.mean() - dense["PlanDQ"][0]) < 25
+
+
+@stored_only
+@pytest.mark.slow
+def test_a_cheap_part_of_the_record_is_made_again():
+    """The imitation on the pendulum, its second seed, from data to score."""
+    config = Config.laptop()
+    data = hp.collect_pendulum(config.pendulum_logs, seed=2)
+    agent = hp.behaviour_cloning(
+        n_updates=config.pendulum_updates, random_state=2, goal_features=None
+    ).fit(data)
+    returns = hp.evaluate_policy(agent, hp.Pendulum(), config.n_episodes, 2).returns
+    score = hp.normalized_score(returns, *hp.pendulum_references()).mean()
+    assert abs(score - experiments.stored("dense")["imitation"][1]) < 8
+
+
+def test_paper_sizes():
+    paper = Config.paper()
+    assert paper.conductor_updates == 2_500_000 and paper.performer_updates == 2_000_000
+
+
+def test_claims_are_declared_once_and_completely():
+    text = resources.files("icml24.hierarchical_planning").joinpath("claims.toml").read_text()
+    claims = tomllib.loads(text)["claim"]
+    assert len({c["id"] for c in claims}) == len(claims) == 11
+    assert all(("accept" in c) != ("not_testable" in c) for c in claims)

@@ -1,0 +1,166 @@
+"""The Q-Performer against values known in closed form, and its switches."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+
+from icml24.hierarchical_planning import Episode, OfflineDataset, QPerformer, diffusion_ql
+
+
+def bandit(reward, n=3000, seed=0, actions=None):
+    """One state, one decision."""
+    rng = np.random.default_rng(seed)
+    a = rng.uniform(-1, 1, n) if actions is None else actions(rng, n)
+    return OfflineDataset.from_episodes(
+        Episode(np.zeros((2, 1)), [[x]], [reward(x)], terminated=True) for x in a
+    )
+
+
+@pytest.mark.slow
+def test_best_of_sixteen_finds_the_best_action_of_a_bandit():
+    data = bandit(lambda a: -((a - 0.3) ** 2))
+    agent = diffusion_ql(n_updates=500, width=64, lr=3e-3).fit(data)
+    assert abs(float(agent.performer.act([[0.0]])[0, 0]) - 0.3) < 0.05
+    values = agent.performer.value([[0.0]])
+    assert abs(float(values[0])) < 0.03  # the best reward is zero
+
+
+@pytest.mark.slow
+def test_both_modes_of_equal_actions_survive():
+    data = bandit(
+        lambda a: 1.0, actions=lambda rng, n: rng.choice([-0.8, 0.8], n) + 0.02 * rng.normal(size=n)
+    )
+    performer = diffusion_ql(n_updates=800, width=64, n_critics=0, eta=0.0, lr=3e-3).fit(data)
+    drawn = performer.performer.act(np.zeros((400, 1)))[:, 0]
+    assert 0.3 < (drawn > 0).mean() < 0.7
+    assert np.mean(np.abs(np.abs(drawn) - 0.8) < 0.15) > 0.6  # five steps blur a few
+    assert np.abs(drawn).mean() > 0.6  # a Gaussian policy would collapse to zero
+
+
+@pytest.mark.slow
+def test_values_of_a_chain_are_powers_of_the_discount():
+    """Always one to the right, reward 1 at the end: the value d steps before it is gamma^d."""
+    x = np.arange(6.0)[:, None]
+    rewards = [0.0, 0.0, 0.0, 0.0, 1.0]
+    data = OfflineDataset.from_episodes(
+        [Episode(x, np.full((5, 1), a), rewards, terminated=True) for a in (-0.5, 0.0, 0.5)]
+    )
+    agent = diffusion_ql(
+        n_updates=900, width=64, eta=0.0, discount=0.8, tau=0.05, lr=3e-3, batch_size=64
+    ).fit(data)
+    value = agent.performer.value(x[:5])
+    assert np.abs(value - 0.8 ** np.array([4, 3, 2, 1, 0])).max() < 0.02
+
+
+def gradients(performer, batch, generator):
+    weights = list(performer.policy_.parameters())
+    return torch.autograd.grad(performer.policy_loss(batch, generator), weights)
+
+
+def test_without_the_q_gradient_the_policy_imitates(logs):
+    p = QPerformer(interval=5, width=16, n_updates=3).fit(logs)
+    batch = p.sample_batch(logs, torch.Generator().manual_seed(1))
+
+    def grads(**settings):
+        p.set_params(**{"eta": 1.0, "q_gradient": True, **settings})
+        return gradients(p, batch, torch.Generator().manual_seed(2))
+
+    clone, off, on = grads(eta=0.0), grads(q_gradient=False), grads()
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(clone, off, strict=True))
+    assert not all(torch.allclose(a, b, atol=1e-7) for a, b in zip(clone, on, strict=True))
+
+
+def test_lower_bound_is_below_the_mean_and_the_minimum_below_all(logs):
+    p = QPerformer(interval=5, width=16, n_updates=2, n_critics=5, lcb=0.0).fit(logs)
+    batch = p.sample_batch(logs, torch.Generator().manual_seed(1))
+    members = p.critic_(torch.cat([batch.state, batch.action], 1))
+    mean = p._judge(p.critic_, batch.state, batch.action)
+    assert torch.allclose(mean, members.mean(0), atol=1e-6)
+    p.lcb = 4.0
+    low = p._judge(p.critic_, batch.state, batch.action)
+    assert torch.allclose(low, members.mean(0) - 4 * members.std(0, correction=0), atol=1e-5)
+    p.lcb = None
+    assert torch.equal(p._judge(p.critic_, batch.state, batch.action), members.min(0).values)
+    assert torch.isfinite(p.critic_loss(batch, torch.Generator()))
+
+
+def test_critic_loss_by_hand(logs):
+    p = QPerformer(interval=5, width=16, n_updates=2, discount=0.0).fit(logs)
+    batch = p.sample_batch(logs, torch.Generator().manual_seed(1))
+    values = p.critic_(torch.cat([batch.state, batch.action], 1))
+    by_hand = sum(((v - batch.reward) ** 2).mean() for v in values)
+    assert torch.allclose(p.critic_loss(batch, torch.Generator()), by_hand)
+
+
+def test_targets_use_the_smaller_target_critic(logs):
+    p = QPerformer(interval=5, width=16, n_updates=2, discount=0.5).fit(logs)
+    batch = p.sample_batch(logs, torch.Generator().manual_seed(1))
+    g = torch.Generator().manual_seed(3)
+    action = p._draw(p.policy_ema_, batch.after, g)
+    q = p.critic_target_(torch.cat([batch.after, action], 1)).min(0).values
+    target = batch.reward + 0.5 * batch.alive * q
+    values = p.critic_(torch.cat([batch.state, batch.action], 1))
+    by_hand = sum(((v - target) ** 2).mean() for v in values)
+    assert torch.allclose(p.critic_loss(batch, torch.Generator().manual_seed(3)), by_hand)
+
+
+def test_temperature_draws_and_zero_takes_the_best(logs):
+    p = QPerformer(interval=5, width=16, n_updates=5, n_candidates=8).fit(logs)
+    x, goal = np.zeros((200, 4)), np.zeros(2)
+
+    def mean_value(temperature):
+        p.temperature = temperature
+        action = p.act(x, goal, torch.Generator().manual_seed(0))
+        context = p._context(x, goal)
+        return float(p._judge(p.critic_target_, context, torch.tensor(action).float()).mean())
+
+    with torch.no_grad():
+        best, warm, hot = mean_value(0.0), mean_value(0.01), mean_value(1e6)
+    assert best > warm > hot
+
+
+def test_fit_twice_gives_the_same_network_and_no_global_state(logs):
+    before = torch.get_rng_state(), logs.observations.clone()
+    a, b = (QPerformer(interval=5, width=16, n_updates=4).fit(logs) for _ in range(2))
+    for key, value in a.state().items():
+        assert np.array_equal(value, b.state()[key]), key
+    c = QPerformer(interval=5, width=16, n_updates=4, random_state=1).fit(logs)
+    assert any(not np.array_equal(v, c.state()[k]) for k, v in a.state().items())
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(logs.observations, before[1])
+
+
+def test_actions_come_in_the_units_of_the_environment():
+    data = OfflineDataset.from_episodes(
+        [Episode(np.zeros((2, 1)), [[3.0]], [0.0]) for _ in range(9)], 1.0, 3.0
+    )
+    p = diffusion_ql(n_updates=1).fit(data).performer
+    action = p.act(np.zeros((50, 1)))
+    assert (action >= 1).all() and (action <= 3).all() and action.max() > 2
+
+
+def test_errors_say_what_would_be_right(logs):
+    with pytest.raises(NotFittedError, match="call fit first"):
+        QPerformer().act([[0.0] * 4], [0.0, 0.0])
+    with pytest.raises(ValueError, match="OfflineDataset"):
+        QPerformer().fit(np.zeros(3))
+    with pytest.raises(ValueError, match="'distance', 'cosine', 'sparse'"):
+        QPerformer(goal_reward="euclid").fit(logs)
+    with pytest.raises(ValueError, match="discount"):
+        QPerformer(discount=1.0).fit(logs)
+    p = QPerformer(interval=5, width=16, n_updates=1).fit(logs)
+    with pytest.raises(ValueError, match="pass one"):
+        p.act([[0.0] * 4])
+    with pytest.raises(ValueError, match="4 entries"):
+        p.act([[0.0] * 3], [0.0, 0.0])
+    with pytest.raises(ValueError, match="observation contains NaN"):
+        p.act([[np.nan] * 4], [0.0, 0.0])
+    with pytest.raises(ValueError, match="goal must have 2 entries"):
+        p.act([[0.0] * 4], [0.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match="outside the data"):
+        p.act([[0.0] * 4], [50.0, 0.0])
+    with pytest.raises(ValueError, match="2 goals for 3"):
+        p.act([[0.0] * 4] * 3, [[0.0, 0.0]] * 2)
+    with pytest.raises(ValueError, match="no critics"):
+        QPerformer(n_critics=0, n_updates=1, width=8).fit(logs).value([[0.0] * 4], [0.0, 0.0])
