@@ -146,3 +146,21 @@ def test_width_scaling_on_digits():
     best = min(rates, key=lambda lr: train(64, lr))
     wide = {lr: train(512, lr) for lr in (best / 8, best, best * 8)}
     assert min(wide, key=wide.get) == best  # the rate found where it is cheap is right there, too
+
+
+def test_ocean_oxygen_on_real_salinity():
+    import icml24.ocean_oxygen as oo
+
+    ocean = oo.ocean_grid(12, levels=4)
+    rng = np.random.default_rng(0)
+    seen = rng.random((3, *ocean.salinity.shape)) < 0.15  # three years of casts
+    casts = ocean.salinity.expand_dims(year=[2001, 2002, 2003]).where(seen)
+    survey = ocean.drop_vars("salinity").assign(tracer=casts.assign_attrs(units="g kg-1"))
+    model = oo.Kriging("tracer", target="raw").fit(survey)
+    field = model.predict(years=[2002])
+    unseen = ocean.wet & ~seen.any(0)
+    error = np.abs(field.tracer.isel(year=0) - ocean.salinity).where(unseen)
+    spread = np.abs(ocean.salinity - ocean.salinity.where(unseen).mean()).where(unseen)
+    assert error.mean() < 0.5 * spread.mean()
+    inside = (field.tracer_lower <= ocean.salinity) & (ocean.salinity <= field.tracer_upper)
+    assert inside.isel(year=0).where(unseen).mean() > 0.7
