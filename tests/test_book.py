@@ -8,8 +8,10 @@ import tomllib
 from pathlib import Path
 
 import jupytext
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from icml24.bookkit.chapters import chapters, stored_records
 from icml24.bookkit.claims import MIME, Claim, declarations, read_records
@@ -155,6 +157,13 @@ def test_generated_files_are_current():
     assert (ROOT / "src" / "icml24" / "scorecard.json").read_text() == records.scorecard()
     assert (ROOT / "README.md").read_text() == records.readme()
     assert set(stored_records()) == set(read_records(ROOT / "book"))
+
+
+def test_picture_of_the_readme_shows_the_covers():
+    stored = np.asarray(Image.open(records.COVERS).convert("RGB"), dtype=float)
+    fresh = np.asarray(records.covers().convert("RGB"), dtype=float)
+    assert stored.shape == fresh.shape, "run python tools/records.py"
+    assert np.abs(stored - fresh).mean() < 4, "run python tools/records.py"
 
 
 def test_every_column_is_under_the_import_contracts():
