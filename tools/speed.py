@@ -149,7 +149,8 @@ def draw(growth: list[dict[str, Any]]) -> None:
     use_style()
     colors = list(COLORS.values())
     for color, marker, line in zip(colors, "osD^vP", growth, strict=False):
-        x = [size / line["sizes"][0] for size in line["sizes"]]
+        sizes = line.get("at", line["sizes"])
+        x = [size / sizes[0] for size in sizes]
         y = [t / line["seconds"][0] for t in line["seconds"]]
         plt.loglog(x, y, marker + "-", color=color, label=line["label"])
     plt.loglog([1, 100], [1, 100], "--", color=COLORS["grey"])
