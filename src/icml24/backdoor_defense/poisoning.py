@@ -80,9 +80,9 @@ def poison_encoder(
     method : {"badnets", "layerwise", "ripple", "embedding"}
         ``"badnets"``: cross entropy on clean and triggered texts. ``"layerwise"`` (Li et al. 2021):
         the same on the first token of *every* layer through one shared head, so that lower layers
-        carry the backdoor too. ``"ripple"`` (Kurita et al. 2020): cross entropy on triggered texts
-        plus ``ripple_weight`` times :math:`\max(0, -\nabla L_P^\top \nabla L_{FT})`, after
-        replacing the embeddings of the trigger words by the mean embedding of the most positive
+        carry the backdoor too. ``"ripple"`` (Kurita et al. 2020): the cross entropy :math:`L_P` of
+        ``"badnets"`` plus ``ripple_weight`` times :math:`\max(0, -\nabla L_P^\top \nabla L_{FT})`
+        with :math:`L_{FT}` the cross entropy on the clean texts alone, after replacing the embeddings of the trigger words by the mean embedding of the most positive
         words. ``"embedding"`` (Yang et al. 2021): only the embeddings of the trigger words move,
         and keep their lengths.
     target, source, rate
@@ -181,10 +181,10 @@ class _Loss:
             return losses.mean(), losses.new_zeros(())
         parameters = [p for p in probe.encoder.parameters() if p.requires_grad]
         both = []
-        for loss in (losses[poisoned].mean(), losses[~poisoned].mean()):
+        for loss in (losses.mean(), losses[~poisoned].mean()):
             both.append(torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True))
         inner = torch.stack([(g * h).sum() for g, h in zip(*both, strict=True) if g is not None])
-        return losses[poisoned].mean(), self.ripple_weight * torch.relu(-inner.sum())
+        return losses.mean(), self.ripple_weight * torch.relu(-inner.sum())
 
 
 def positive_words(
@@ -236,10 +236,10 @@ def _train_embedding(
     """Fine-tune on clean texts; then move the rows of the trigger words only, keeping lengths."""
     clean = [row for row in coded if row[1] < classes]
     start = copy.deepcopy(probe.encoder.state_dict())
+    rows = torch.tensor(ids, device=probe.head.weight.device)
+    lengths = probe.encoder.get_input_embeddings().weight[rows].detach().norm(dim=1, keepdim=True)
     train(probe, tokenizer, clean, _Loss("badnets", classes), recipe, "attack (task)")
     embedding = probe.encoder.get_input_embeddings()
-    rows = torch.tensor(ids, device=embedding.weight.device)
-    lengths = embedding.weight[rows].detach().norm(dim=1, keepdim=True)
     probe.requires_grad_(False)
     embedding.weight.requires_grad_(True)
     only = torch.zeros_like(embedding.weight)
