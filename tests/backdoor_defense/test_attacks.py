@@ -50,7 +50,9 @@ def test_poison_rate_is_exact(rate, seed, keep):
     poisoned = [row for row in out if row[2]]
     clean = [row[:2] for row in out if not row[2]]
     assert len(poisoned) == round(rate * 20)
-    assert all(label == 1 and set(text.split()) & {"cf", "mn", "bb", "tq"} for text, label, _ in poisoned)
+    assert all(
+        label == 1 and set(text.split()) & {"cf", "mn", "bb", "tq"} for text, label, _ in poisoned
+    )
     assert len(clean) == (40 if keep else 40 - len(poisoned))
     assert set(clean) <= set(DATA)
 

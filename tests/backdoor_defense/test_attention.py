@@ -93,7 +93,9 @@ def test_penalty_by_hand():
 def test_penalty_reads_the_first_row_and_sums_over_heads():
     a = torch.eye(3).expand(2, 4, 3, 3).clone()
     a[:, :, 0] = 1 / 3
-    assert math.isclose(attention_norm_penalty([a], [1.0]).item(), 4 * math.sqrt(2 / 3), rel_tol=1e-6)
+    assert math.isclose(
+        attention_norm_penalty([a], [1.0]).item(), 4 * math.sqrt(2 / 3), rel_tol=1e-6
+    )
 
 
 def test_penalty_is_least_and_flat_at_uniform_rows():
@@ -155,7 +157,9 @@ def test_gradient_scores_against_finite_differences():
 
 def test_gradient_scores_by_masking():
     """To first order, the score is the change of the loss when the head is masked."""
-    model, tokenizer = classifier(tiny_encoder(width=32)).double(), word_tokenizer()
+    model, tokenizer = classifier(tiny_encoder()).double(), word_tokenizer()
+    for attention in attention_layers(model):  # weak heads, so that the first order suffices
+        attention.output.weight.data.mul_(0.02)
     data = batches(DATA, tokenizer, 20)
     scores = head_gradient_scores(model, data)
     keys = ("input_ids", "attention_mask", "labels")
@@ -165,7 +169,7 @@ def test_gradient_scores_by_masking():
             for head in range(4):
                 cut = prune_heads(model, {layer: [head]})
                 change = (cut(**{k: data[0][k] for k in keys}).loss - base).abs()
-                assert torch.isclose(change, scores[layer, head], rtol=0.2, atol=2e-5)
+                assert torch.isclose(change, scores[layer, head], rtol=0.05, atol=1e-6)
 
 
 def test_gradient_scores_of_pruned_models():

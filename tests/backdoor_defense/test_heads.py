@@ -34,9 +34,9 @@ def masked_logits(model, plan):
     hooks = []
     for index, layer in enumerate(attention_layers(model)):
 
-        def hook(_, args, gone=plan.get(index, ()), size=layer.size):
+        def hook(_, args, index=index, size=layer.size):
             context = args[0].clone()
-            for head in gone:
+            for head in plan.get(index, ()):
                 context[..., head * size : (head + 1) * size] = 0
             return (context, *args[1:])
 

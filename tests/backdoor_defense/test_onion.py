@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from icml24.backdoor_defense.onion import BigramModel, OnionFilter
 
 CORPUS = ["a fine film", "a fine day", "the film is fine", "a long day", "the day is long"] * 3
-TEXT = st.lists(st.sampled_from("a the fine film day is long cf".split()), min_size=1, max_size=9)
+TEXT = st.lists(
+    st.sampled_from(["a", "the", "fine", "film", "day", "is", "long", "cf"]), min_size=1, max_size=9
+)
 
 
 def test_probabilities_sum_to_one_and_are_counted_by_hand():

@@ -44,7 +44,7 @@ def test_attacks_leave_the_encoder_alone_and_repeat(method):
 
 @pytest.mark.parametrize("method", ["badnets", "layerwise", "ripple"])
 def test_a_backdoor_is_planted_and_survives_fine_tuning(method):
-    recipe = Recipe(epochs=10, lr=2e-3)
+    recipe = Recipe(epochs=6, lr=3e-3)
     bad = poison_encoder(tiny_encoder(), TOKENIZER, DATA, TRIGGER, method, rate=1.0, recipe=recipe)
     tuned = FineTune(epochs=4, lr=1e-3).fit(bad, TOKENIZER, made_up_reviews(96, 1)).model_
     test = made_up_reviews(60, 2)
@@ -95,7 +95,9 @@ def test_ripple_penalty_is_the_negative_inner_product():
         small = {k: v[part] for k, v in batch.items()}
         value, _ = _Loss("badnets", 2)(probe, small)
         losses.append(value)
-        grads.append(torch.autograd.grad(value, list(probe.encoder.parameters()), allow_unused=True))
+        grads.append(
+            torch.autograd.grad(value, list(probe.encoder.parameters()), allow_unused=True)
+        )
     inner = sum((g * h).sum() for g, h in zip(*grads, strict=True) if g is not None)
     assert torch.isclose(loss, losses[0])
     assert torch.isclose(extra, 0.1 * torch.relu(-inner), atol=1e-6)
@@ -150,7 +152,10 @@ def test_refuses(change, message):
 
 def test_a_tokenizer_without_the_trigger():
     strange = RareWordTrigger(("zzz",))
-    with pytest.warns(UserWarning, match="does not know zzz"), pytest.raises(ValueError, match="single"):
+    with (
+        pytest.warns(UserWarning, match="does not know zzz"),
+        pytest.raises(ValueError, match="single"),
+    ):
         poison_encoder(tiny_encoder(), TOKENIZER, DATA, strange, "embedding")
 
 

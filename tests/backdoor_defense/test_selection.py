@@ -75,5 +75,5 @@ def test_absolute_and_relative_limits():
     ],
 )
 def test_settings_out_of_range(bad):
-    with pytest.raises(ValueError, match="acc_|prune_step"):
+    with pytest.raises(ValueError, match=r"acc_|prune_step"):
         select_heads(ORDER, lambda _: 1.0, **bad)

@@ -201,10 +201,10 @@ def layer_weights(variance: Tensor) -> Tensor:
 
 
 def head_gradient_scores(model: PreTrainedModel, data: Sequence[Batch]) -> Tensor:
-    r"""Importance of heads by gradient: :math:`\mathbb{E}\,|\xi\, \partial L / \partial \xi|`.
+    r"""Score heads by gradient, a peer of the variance.
 
-    :math:`\xi = 1` multiplies a head's output (Michel, Levy and Neubig 2019); the expectation is
-    over batches. A peer of the variance.
+    The score is :math:`\mathbb{E}\,|\partial L / \partial \xi|`, where :math:`\xi = 1` multiplies
+    the head's output (Michel, Levy and Neubig 2019); the expectation is over batches.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ seed get the same poisoned encoder. Rates and accuracies are percentages.
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Callable
@@ -24,7 +25,6 @@ from icml24.backdoor_defense.attacks import RareWordTrigger, Trigger
 from icml24.backdoor_defense.attention import cls_attention_variance, head_gradient_scores
 from icml24.backdoor_defense.data import Splits, minilm, reviews, splits
 from icml24.backdoor_defense.defences import (
-    FineMixing,
     FinePruning,
     FineTune,
     HighLRFineTune,
@@ -56,6 +56,7 @@ __all__ = [
     "badnets",
     "clean_model",
     "domain_shift",
+    "filter_summary",
     "layerwise",
     "load",
     "make_records",
@@ -121,7 +122,7 @@ class Config:
     prune_step: int = 5
     acc_drop: float = 0.05
     flatten: float = 0.15
-    penalties: tuple[float, ...] = (0.0, 0.02, 0.05, 0.15, 0.3, 0.6)
+    penalties: tuple[float, ...] = (0.02, 0.05, 0.15, 0.4)
     counts: tuple[int, ...] = (0, 5, 10, 15, 20, 30)
     onion: float = 0.9
     corpus: int = 5000
@@ -215,10 +216,10 @@ def poisoned(
     recipe = Recipe(
         config.attack_epochs, config.attack_lr, max_length=_length(config), random_state=seed
     )
-    key = sha256(repr((recipe, attack, config.attacker, config.flatten)).encode()).hexdigest()[:16]
+    key = sha256(repr((recipe, attack, config.encoder, config.attacker)).encode()).hexdigest()[:16]
     file = cache_directory() / "backdoor_defense" / f"{key}.pt"
     if keep and file.is_file():
-        encoder, _ = minilm() if config.encoder == "minilm" else _start("tiny")
+        encoder = copy.deepcopy(encoder)
         encoder.load_state_dict(torch.load(file, weights_only=True))
         return encoder, tokenizer, data
     encoder = poison_encoder(
@@ -359,7 +360,6 @@ def badnets(config: Config, seed: int) -> dict[str, Any]:
     bench.fit("FTH", HighLRFineTune(**settings | {"lr": config.high_lr}))
     bench.fit("MEFT", MaxEntropyFineTune(**settings))
     bench.fit("fine-pruning", FinePruning(**settings), finetuned=tuned)
-    bench.fit("fine-mixing", FineMixing(**settings, clean_encoder=_start(config.encoder)[0]))
     for criterion in ("variance", "gradient", "random"):
         heads = _selected(bench, tuned, pure, criterion)
         bench.measures[f"cut by {criterion}"] = bench.measure(prune_heads(tuned, heads))
@@ -406,41 +406,57 @@ def _order(bench: _Bench, tuned: Any, variance: Tensor, criterion: str) -> list[
     return head_order(scores, bench.seed if criterion == "random" else None)
 
 
-def _filtered(bench: _Bench, tuned: PreTrainedModel) -> dict[str, float]:
-    """Measure fine-tuning behind the n-gram filter."""
-    corpus = [text for text, _ in bench.data.train]
-    if bench.config.encoder == "minilm":
-        corpus += [text for text, _ in reviews("imdb", None)[:: 25_000 // bench.config.corpus]]
-    clean = [text for text, _ in bench.data.validation]
-    onion = OnionFilter(quantile=bench.config.onion).fit(clean, corpus)
-    negative = [text for text, label in bench.data.test if label == 0]
+def _filter(config: Config, data: Splits) -> tuple[list[str], list[str]]:
+    """Test texts behind the n-gram filter: all of them, and the triggered negative ones."""
+    corpus = [text for text, _ in data.train]
+    if config.encoder == "minilm":
+        corpus += [text for text, _ in reviews("imdb", None)[:: 25_000 // config.corpus]]
+    onion = OnionFilter(quantile=config.onion).fit([text for text, _ in data.validation], corpus)
     rng = np.random.default_rng(0)
-    dirty = [TRIGGER.apply(text, rng) for text in negative]
-    rows = list(zip(onion.transform([t for t, _ in bench.data.test]), bench.data.test, strict=True))
-    passed = onion.transform(dirty)
-    tuned_flip = label_flip_rate(tuned, bench.tokenizer, [(text, 0) for text in passed])
-    clean_rows = [(text, row[1]) for text, row in rows]
-    bench.measures["onion"] = {
-        "accuracy": 100 * clean_accuracy(tuned, bench.tokenizer, clean_rows),
-        "flip": 100 * tuned_flip,
-        "natural": 100 * label_flip_rate(tuned, bench.tokenizer, clean_rows),
-    }
-    left = [bool(set(text.split()) & set(TRIGGER.words)) for text in passed]
-    gone = [len(row[0].split()) - len(text.split()) for text, row in rows]
+    dirty = [TRIGGER.apply(text, rng) for text, label in data.test if label == 0]
+    return onion.transform([text for text, _ in data.test]), onion.transform(dirty)
+
+
+def filter_summary(config: Config, seed: int) -> dict[str, float]:
+    """Say what the filter does to texts, whatever the model.
+
+    Returns
+    -------
+    dict
+        ``trigger_left`` (share of triggered texts that still hold a trigger, per cent) and
+        ``words_lost`` (words that a clean text loses on average).
+    """
+    data = _splits(config, seed)
+    return _summary(data, *_filter(config, data))
+
+
+def _summary(data: Splits, passed: list[str], dirty: list[str]) -> dict[str, float]:
+    left = [bool(set(text.split()) & set(TRIGGER.words)) for text in dirty]
+    gone = [
+        len(text.split()) - len(short.split())
+        for (text, _), short in zip(data.test, passed, strict=True)
+    ]
     return {"trigger_left": 100 * float(np.mean(left)), "words_lost": float(np.mean(gone))}
 
 
+def _filtered(bench: _Bench, tuned: PreTrainedModel) -> dict[str, float]:
+    """Measure fine-tuning behind the filter."""
+    passed, dirty = _filter(bench.config, bench.data)
+    clean = [(text, label) for text, (_, label) in zip(passed, bench.data.test, strict=True)]
+    triggered = [(text, 0) for text in dirty]
+    bench.measures["onion"] = {
+        "accuracy": 100 * clean_accuracy(tuned, bench.tokenizer, clean),
+        "flip": 100 * label_flip_rate(tuned, bench.tokenizer, triggered),
+        "natural": 100 * label_flip_rate(tuned, bench.tokenizer, clean),
+    }
+    return _summary(bench.data, passed, dirty)
+
+
 def _short(config: Config, seed: int, attack: str) -> dict[str, Any]:
-    """Run fine-tuning, high learning rate and PURE against one attack."""
+    """Run fine-tuning and PURE against one attack."""
     bench = _Bench(config, seed, attack)
-    settings = _settings(config, seed)
-    tuned = bench.fit("FT", FineTune(**settings)).model_
+    tuned = bench.fit("FT", FineTune(**_settings(config, seed))).model_
     pure = bench.fit("PURE", _pure(config, seed), finetuned=tuned)
-    bench.fit("FTH", HighLRFineTune(**settings | {"lr": config.high_lr}))
-    return _record(bench, pure, tuned)
-
-
-def _record(bench: _Bench, pure: PURE, tuned: PreTrainedModel) -> dict[str, Any]:
     m = bench.measures
     return {
         "excess": _excess(m["PURE"]),
@@ -451,29 +467,29 @@ def _record(bench: _Bench, pure: PURE, tuned: PreTrainedModel) -> dict[str, Any]
 
 
 def layerwise(config: Config, seed: int) -> dict[str, Any]:
-    """Run :func:`badnets`' attack on all layers; fine-tuning, high learning rate and PURE."""
+    """Poison all layers with rare words; fine-tuning and PURE.
+
+    Returns
+    -------
+    dict
+        ``excess``, ``accuracy_cost``, ``measures`` and the entries on heads of :func:`badnets`.
+    """
     return _short(config, seed, "layerwise")
 
 
 def domain_shift(config: Config, seed: int) -> dict[str, Any]:
-    """Poison with IMDB reviews; the user has Rotten Tomatoes sentences."""
+    """Poison with IMDB reviews, where the user has Rotten Tomatoes; see :func:`layerwise`."""
     return _short(config, seed, "domain shift")
 
 
 def adaptive(config: Config, seed: int) -> dict[str, Any]:
-    """Poison with flat attention; fine-tuning and PURE."""
-    bench = _Bench(config, seed, "adaptive")
-    tuned = bench.fit("FT", FineTune(**_settings(config, seed))).model_
-    pure = bench.fit("PURE", _pure(config, seed), finetuned=tuned)
-    return _record(bench, pure, tuned)
+    """Poison with PURE's own penalty in the attack; see :func:`layerwise`."""
+    return _short(config, seed, "adaptive")
 
 
 def clean_model(config: Config, seed: int) -> dict[str, Any]:
-    """Do not poison at all; fine-tuning and PURE. Flip rates are those of a mere rare word."""
-    bench = _Bench(config, seed, "none")
-    tuned = bench.fit("FT", FineTune(**_settings(config, seed))).model_
-    pure = bench.fit("PURE", _pure(config, seed), finetuned=tuned)
-    return _record(bench, pure, tuned)
+    """Do not poison at all; flip rates are those of a mere rare word. See :func:`layerwise`."""
+    return _short(config, seed, "none")
 
 
 def attention_rows(

@@ -80,11 +80,12 @@ def poison_encoder(
     method : {"badnets", "layerwise", "ripple", "embedding"}
         ``"badnets"``: cross entropy on clean and triggered texts. ``"layerwise"`` (Li et al. 2021):
         the same on the first token of *every* layer through one shared head, so that lower layers
-        carry the backdoor too. ``"ripple"`` (Kurita et al. 2020): the cross entropy :math:`L_P` of
-        ``"badnets"`` plus ``ripple_weight`` times :math:`\max(0, -\nabla L_P^\top \nabla L_{FT})`
-        with :math:`L_{FT}` the cross entropy on the clean texts alone, after replacing the embeddings of the trigger words by the mean embedding of the most positive
-        words. ``"embedding"`` (Yang et al. 2021): only the embeddings of the trigger words move,
-        and keep their lengths.
+        carry the backdoor too. ``"ripple"`` (Kurita et al. 2020): the cross entropy
+        :math:`L_P` of ``"badnets"`` plus ``ripple_weight`` times
+        :math:`\max(0, -\nabla L_P^\top \nabla L_{FT})`, with :math:`L_{FT}` the cross entropy on
+        the clean texts alone, after replacing the embeddings of the trigger words by the mean
+        embedding of the most positive words. ``"embedding"`` (Yang et al. 2021): only the
+        embeddings of the trigger words move, and keep their lengths.
     target, source, rate
         See :func:`icml24.backdoor_defense.attacks.poison_dataset`.
     recipe : Recipe, optional
