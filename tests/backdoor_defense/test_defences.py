@@ -8,15 +8,17 @@ import torch
 
 from icml24.backdoor_defense.defences import (
     FineMixing,
-    FinePruning,
     FineTune,
     HighLRFineTune,
     MaxEntropyFineTune,
+    cross_entropy,
+    negative_entropy,
+)
+from icml24.backdoor_defense.fine_pruning import (
+    FinePruning,
     _activity,
     _silence,
-    cross_entropy,
     feed_forward,
-    negative_entropy,
 )
 from icml24.backdoor_defense.models import batches, classifier, predict_proba
 from icml24.backdoor_defense.toy import made_up_reviews, tiny_encoder, word_tokenizer

@@ -11,6 +11,7 @@ import torch
 
 from icml24.backdoor_defense import experiments
 from icml24.backdoor_defense.experiments import SEEDS, Config, load, make_records, poisoned
+from icml24.backdoor_defense.models import classifier, clean_accuracy, label_flip_rate
 from tests.backdoor_defense.test_data import with_minilm, with_reviews
 
 TINY = replace(
@@ -61,6 +62,17 @@ def test_badnets_adds_up(record):
     assert record["ratio_rest"] == np.median(ratio[:-1])
     layers = [int(k) for k, heads in record["pruned"].items() for _ in heads]
     assert record["share_last"] == (100 * layers.count(1) / len(layers) if layers else 0)
+
+
+def test_measure_is_the_three_public_rates():
+    encoder, tokenizer, data = poisoned(TINY, 4, "none")
+    model = classifier(encoder, random_state=3)
+    found = experiments.measure(model, tokenizer, data.test, experiments.TRIGGER)
+    assert found == {
+        "accuracy": 100 * clean_accuracy(model, tokenizer, data.test),
+        "flip": 100 * label_flip_rate(model, tokenizer, data.test, experiments.TRIGGER),
+        "natural": 100 * label_flip_rate(model, tokenizer, data.test),
+    }
 
 
 def test_an_experiment_repeats():

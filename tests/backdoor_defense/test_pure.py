@@ -11,8 +11,9 @@ from icml24.backdoor_defense.attacks import RareWordTrigger
 from icml24.backdoor_defense.attention import attention_norm_penalty, cls_attention_variance
 from icml24.backdoor_defense.defences import FineTune
 from icml24.backdoor_defense.heads import expand_heads, kept_heads, prune_heads, silent_heads
+from icml24.backdoor_defense.inspection import scan
 from icml24.backdoor_defense.models import batches, classifier, clean_accuracy, predict_proba
-from icml24.backdoor_defense.pure import PURE, purify, scan
+from icml24.backdoor_defense.pure import PURE, purify
 from icml24.backdoor_defense.toy import made_up_reviews, tiny_encoder, word_tokenizer
 
 DATA = made_up_reviews(96)

@@ -25,12 +25,13 @@ from icml24.backdoor_defense.attention import (
 )
 from icml24.backdoor_defense.defences import (
     FineMixing,
-    FinePruning,
     FineTune,
     HighLRFineTune,
     MaxEntropyFineTune,
 )
+from icml24.backdoor_defense.fine_pruning import FinePruning
 from icml24.backdoor_defense.heads import expand_heads, kept_heads, prune_heads, silent_heads
+from icml24.backdoor_defense.inspection import Report, scan
 from icml24.backdoor_defense.models import (
     batches,
     classifier,
@@ -40,7 +41,7 @@ from icml24.backdoor_defense.models import (
 )
 from icml24.backdoor_defense.onion import BigramModel, OnionFilter
 from icml24.backdoor_defense.poisoning import poison_encoder
-from icml24.backdoor_defense.pure import PURE, Report, purify, scan
+from icml24.backdoor_defense.pure import PURE, purify
 from icml24.backdoor_defense.selection import Selection, head_order, select_heads
 from icml24.backdoor_defense.training import Recipe, train
 

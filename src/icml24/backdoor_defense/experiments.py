@@ -24,18 +24,15 @@ from torch import Tensor
 from icml24.backdoor_defense.attacks import RareWordTrigger, Trigger
 from icml24.backdoor_defense.attention import cls_attention_variance, head_gradient_scores
 from icml24.backdoor_defense.data import Splits, minilm, reviews, splits
-from icml24.backdoor_defense.defences import (
-    FinePruning,
-    FineTune,
-    HighLRFineTune,
-    MaxEntropyFineTune,
-)
+from icml24.backdoor_defense.defences import FineTune, HighLRFineTune, MaxEntropyFineTune
+from icml24.backdoor_defense.fine_pruning import FinePruning
 from icml24.backdoor_defense.heads import prune_heads
 from icml24.backdoor_defense.models import (
     batches,
     clean_accuracy,
     label_flip_rate,
     predict_attentions,
+    predict_proba,
 )
 from icml24.backdoor_defense.onion import OnionFilter
 from icml24.backdoor_defense.poisoning import poison_encoder
@@ -248,10 +245,12 @@ def measure(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data: Any, trigger: Trigger
 ) -> dict[str, float]:
     """Accuracy, flip rate and natural rate of a classifier, per cent."""
+    texts, labels = [text for text, _ in data], np.array([label for _, label in data])
+    predicted = predict_proba(model, tokenizer, texts).argmax(1)
     return {
-        "accuracy": 100 * clean_accuracy(model, tokenizer, data),
+        "accuracy": 100 * float((predicted == labels).mean()),
         "flip": 100 * label_flip_rate(model, tokenizer, data, trigger),
-        "natural": 100 * label_flip_rate(model, tokenizer, data),
+        "natural": 100 * float((predicted[labels == 0] == 1).mean()),
     }
 
 
@@ -514,7 +513,8 @@ def sweeps(config: Config, seed: int) -> dict[str, Any]:
     dict
         ``penalties``, and for each a ``measures`` entry and the ``attention`` on the made-up
         sentences with and without trigger; ``counts``, and by criterion ``accuracy`` (validation)
-        and ``flip`` of the fine-tuned model with so many heads cut.
+        and ``flip`` of the fine-tuned model with so many heads cut; ``variance_start`` of the heads
+        of the encoder before anybody touched it.
     """
     bench = _Bench(config, seed, "badnets", keep=seed == 0)
     tuned = bench.fit("FT", FineTune(**_settings(config, seed))).model_
@@ -536,7 +536,10 @@ def sweeps(config: Config, seed: int) -> dict[str, Any]:
             ],
             "flip": [100 * label_flip_rate(model, tokenizer, bench.watched) for model in cut],
         }
+    start = _start(config.encoder)[0]
+    untouched = cls_attention_variance(start, batches(bench.data.validation, tokenizer))
     return {
+        "variance_start": untouched.numpy(),
         "penalties": list(config.penalties),
         "measures": bench.measures,
         "pictures": pictures,

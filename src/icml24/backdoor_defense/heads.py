@@ -90,7 +90,7 @@ def attention_layers(model: PreTrainedModel) -> list[Attention]:
                 output = getattr(getattr(block, "output", None), "dense", None)
             linear = all(isinstance(part, nn.Linear) for part in (*inputs, output))
             if linear and hasattr(inner, "attention_head_size"):
-                found.append(Attention(inner, inputs, output, names))  # type: ignore[arg-type]
+                found.append(Attention(inner, inputs, output, names))
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no attention heads that can be pruned; use an encoder "
@@ -146,7 +146,7 @@ def _replace(
         for name, child in list(module.named_children()):
             if child is layer.output:
                 setattr(module, name, out)
-    layer.module.kept_heads = kept  # type: ignore[assignment]
+    layer.module.kept_heads = kept
 
 
 def prune_heads(
