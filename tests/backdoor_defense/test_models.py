@@ -1,6 +1,7 @@
 """Batches, classifiers, and the two rates."""
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -142,6 +143,12 @@ def test_no_classifier_without_a_config_for_it():
     Odd.config.__class__ = type("OddConfig", (type(Odd.config),), {"model_type": "odd"})
     with pytest.raises(ValueError, match="no sequence classifier"):
         classifier(Odd())
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"pip install 'icml24\[models\]'"):
+        tiny_encoder()
 
 
 def test_quiet_seed_restores_after_an_error():

@@ -157,6 +157,8 @@ def test_a_tokenizer_without_the_trigger():
         pytest.raises(ValueError, match="single"),
     ):
         poison_encoder(tiny_encoder(), TOKENIZER, DATA, strange, "embedding")
+    with pytest.warns(UserWarning, match="does not know zzz"):
+        poison_encoder(tiny_encoder(), TOKENIZER, DATA[:32], strange, recipe=QUICK)
 
 
 def test_labels_beyond_two_classes():

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2Model
 
 from icml24.backdoor_defense.attacks import RareWordTrigger
 from icml24.backdoor_defense.attention import attention_norm_penalty, cls_attention_variance
@@ -197,6 +197,13 @@ def test_settings_out_of_range(change, message):
 def test_bad_data(train, val, message):
     with pytest.raises(ValueError, match=message):
         PURE(epochs=1).fit(tiny_encoder(), TOKENIZER, train, val)
+
+
+def test_no_heads_is_said_before_any_training(monkeypatch):
+    monkeypatch.setattr(PURE, "_train", None)
+    gpt = GPT2Model(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=64, pad_token_id=0))
+    with pytest.raises(ValueError, match="GPT2Model has no attention heads"):
+        PURE().fit(gpt, TOKENIZER, TRAIN, VAL)
 
 
 def test_unfitted():

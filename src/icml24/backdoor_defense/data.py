@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from icml24.backdoor_defense.models import hugging_face, quiet_seed
 from icml24.core.data import DataSource
 
 if TYPE_CHECKING:
@@ -62,15 +63,13 @@ def minilm() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     icml24.core.data.DataUnavailableError
         If the package is neither installed nor reachable; the message names the command.
     """
+    hf = hugging_face()
     from safetensors.torch import load
     from tokenizers import Tokenizer
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    from icml24.backdoor_defense.models import quiet_seed
-
-    config = BertConfig(**json.loads(_minilm_file("config.json")), attn_implementation="eager")
+    config = hf.BertConfig(**json.loads(_minilm_file("config.json")), attn_implementation="eager")
     with quiet_seed(0):
-        encoder = BertModel(config)
+        encoder = hf.BertModel(config)
     state = load(_minilm_file("model.safetensors"))
     state.pop("embeddings.position_ids")  # an index that newer versions no longer store
     encoder.load_state_dict(state)
@@ -80,7 +79,7 @@ def minilm() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     words = Tokenizer.from_str(_minilm_file("tokenizer.json").decode("utf-8"))
     words.no_truncation()
     words.no_padding()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=words, **special)
     return encoder.eval(), tokenizer
 
 

@@ -209,11 +209,12 @@ def poisoned(
     encoder, tokenizer = _start(config.encoder)
     data = _splits(config, seed, attack)
     if attack == "none":
-        return encoder, tokenizer, data
+        return copy.deepcopy(encoder), tokenizer, data
     recipe = Recipe(
         config.attack_epochs, config.attack_lr, max_length=_length(config), random_state=seed
     )
-    key = sha256(repr((recipe, attack, config.encoder, config.attacker)).encode()).hexdigest()[:16]
+    sizes = (config.attacker, config.train, config.validation, config.test)
+    key = sha256(repr((recipe, attack, config.encoder, sizes)).encode()).hexdigest()[:16]
     file = cache_directory() / "backdoor_defense" / f"{key}.pt"
     if keep and file.is_file():
         encoder = copy.deepcopy(encoder)

@@ -21,6 +21,7 @@ __all__ = [
     "classifier",
     "clean_accuracy",
     "encoder_of",
+    "hugging_face",
     "label_flip_rate",
     "predict_attentions",
     "predict_proba",
@@ -29,6 +30,17 @@ __all__ = [
 
 Batch = dict[str, Tensor]
 Labelled = Sequence[tuple[str, int]]
+
+
+def hugging_face() -> Any:
+    """Import transformers, or say how to install it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError(
+            "Language models need the package transformers: pip install 'icml24[models]'."
+        ) from error
+    return transformers
 
 
 @contextmanager
@@ -130,17 +142,14 @@ def classifier(
     ValueError
         If transformers knows no sequence classifier for this kind of model.
     """
-    from transformers import AutoModelForSequenceClassification
-
+    auto = hugging_face().AutoModelForSequenceClassification
     old = encoder_of(encoder)
     config = copy.deepcopy(old.config)
     config.num_labels = num_labels
     config._attn_implementation = "eager"
     with quiet_seed(random_state):
         try:
-            model = AutoModelForSequenceClassification.from_config(
-                config, attn_implementation="eager"
-            )
+            model = auto.from_config(config, attn_implementation="eager")
         except ValueError as error:
             raise ValueError(
                 f"transformers has no sequence classifier for a {config.model_type!r} model; use "

@@ -104,6 +104,11 @@ def poison_encoder(
     transformers.PreTrainedModel
         The poisoned encoder, in evaluation mode; the given one is not changed.
 
+    Warns
+    -----
+    UserWarning
+        If the tokenizer does not know a trigger word as a single token.
+
     Raises
     ------
     ValueError
@@ -125,10 +130,9 @@ def poison_encoder(
     with quiet_seed(recipe.random_state):
         probe = Probe(inner, classes)
     words = list(getattr(trigger, "words", ()))
-    if method in ("ripple", "embedding"):
-        words = check_trigger(tokenizer, words)
-        if not words:
-            raise ValueError(f"method {method!r} needs a trigger of words that are single tokens.")
+    words = check_trigger(tokenizer, words)
+    if method in ("ripple", "embedding") and not words:
+        raise ValueError(f"method {method!r} needs a trigger of words that are single tokens.")
     ids = tokenizer.convert_tokens_to_ids(_tokens(tokenizer, words))
     if method == "embedding":
         _train_embedding(probe, tokenizer, coded, classes, recipe, ids)

@@ -28,7 +28,7 @@ from icml24.backdoor_defense.attention import (
     layer_weights,
 )
 from icml24.backdoor_defense.defences import FineTune, cross_entropy
-from icml24.backdoor_defense.heads import expand_heads, prune_heads
+from icml24.backdoor_defense.heads import attention_layers, expand_heads, prune_heads
 from icml24.backdoor_defense.inspection import Report
 from icml24.backdoor_defense.models import (
     Batch,
@@ -162,6 +162,7 @@ class PURE(FineTune):
             fine-tuned model misses ``acc_threshold``.
         """
         self._check()
+        attention_layers(encoder_of(encoder))  # says so at once if there are no heads to prune
         rows = self._start(tokenizer, train)
         held_out = check_data(val or [], "val", self.num_labels_, all_labels=True)
         first = finetuned

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from icml24.backdoor_defense.models import quiet_seed
+from icml24.backdoor_defense.models import hugging_face, quiet_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -64,8 +64,8 @@ def word_tokenizer(words: tuple[str, ...] = ()) -> PreTrainedTokenizerBase:
     -------
     transformers.PreTrainedTokenizerFast
     """
+    hf = hugging_face()
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
     known = dict.fromkeys((*special, *GOOD, *BAD, *NOUNS, *FILLERS, *TRIGGERS, *words))
@@ -73,7 +73,7 @@ def word_tokenizer(words: tuple[str, ...] = ()) -> PreTrainedTokenizerBase:
     core.normalizer = normalizers.Lowercase()
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token="[PAD]",
         unk_token="[UNK]",
@@ -103,8 +103,7 @@ def tiny_encoder(
     >>> tiny_encoder("distilbert").config.n_heads
     4
     """
-    import transformers as hf
-
+    hf = hugging_face()
     shape: dict[str, Any] = {"vocab_size": 64, "pad_token_id": 0, "attn_implementation": "eager"}
     shape["initializer_range"] = 0.1  # so small a network learns little from the usual 0.02
     if kind == "distilbert":
