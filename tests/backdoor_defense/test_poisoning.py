@@ -44,7 +44,7 @@ def test_attacks_leave_the_encoder_alone_and_repeat(method):
 
 @pytest.mark.parametrize("method", ["badnets", "layerwise", "ripple"])
 def test_a_backdoor_is_planted_and_survives_fine_tuning(method):
-    recipe = Recipe(epochs=6, lr=3e-3)
+    recipe = Recipe(epochs=10, lr=2e-3)
     bad = poison_encoder(tiny_encoder(), TOKENIZER, DATA, TRIGGER, method, rate=1.0, recipe=recipe)
     tuned = FineTune(epochs=4, lr=1e-3).fit(bad, TOKENIZER, made_up_reviews(96, 1)).model_
     test = made_up_reviews(60, 2)
