@@ -129,7 +129,7 @@ class Config:
 
     @classmethod
     def laptop(cls) -> Config:
-        """Return the size of the stored records: 12 minutes a seed on one core, in all."""
+        """Return the size of the stored records: about an hour of one core, in all."""
         return cls()
 
     @classmethod
