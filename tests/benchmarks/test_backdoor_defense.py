@@ -1,0 +1,67 @@
+"""What the repair costs, in epochs of plain fine-tuning, and what each part of it costs.
+
+``pytest tests/benchmarks/test_backdoor_defense.py`` prints the times. PURE with E epochs is two
+fine-tunings of E epochs, one look at the attention, and some passes over the validation texts.
+Memory: the penalty needs attention matrices (batch x heads x tokens x tokens for each layer), which
+"eager" attention keeps for the backward pass anyway.
+"""
+
+import pytest
+
+from icml24.backdoor_defense import (
+    PURE,
+    FineTune,
+    HighLRFineTune,
+    MaxEntropyFineTune,
+    OnionFilter,
+    batches,
+    classifier,
+    cls_attention_variance,
+    expand_heads,
+    head_gradient_scores,
+    prune_heads,
+)
+from icml24.backdoor_defense.toy import made_up_reviews, tiny_encoder, word_tokenizer
+
+DATA = made_up_reviews(320)
+TRAIN, VAL = DATA[:256], DATA[256:]
+TOKENIZER = word_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return tiny_encoder(layers=4, heads=8, width=128)
+
+
+DEFENCES = {
+    "one epoch of fine-tuning": FineTune(epochs=1),
+    "PURE, one epoch": PURE(epochs=1),
+    "high learning rate, one epoch": HighLRFineTune(epochs=1),
+    "maximum entropy, one epoch": MaxEntropyFineTune(epochs=1),
+}
+
+
+@pytest.mark.parametrize("name", DEFENCES)
+@pytest.mark.benchmark(group="backdoor defence: 256 texts, 4 layers of 8 heads")
+def test_defence(benchmark, encoder, name):
+    benchmark.pedantic(DEFENCES[name].fit, (encoder, TOKENIZER, TRAIN, VAL), rounds=3)
+
+
+PARTS = {
+    "variance of all heads": cls_attention_variance,
+    "gradient of all heads": head_gradient_scores,
+    "prune one head": lambda model, _: prune_heads(model, {0: [1]}),
+    "put it back, empty": lambda model, _: expand_heads(prune_heads(model, {0: [1]})),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.benchmark(group="backdoor defence: parts, 64 texts")
+def test_part(benchmark, encoder, name):
+    benchmark.pedantic(PARTS[name], (classifier(encoder), batches(VAL, TOKENIZER)), rounds=3)
+
+
+@pytest.mark.benchmark(group="backdoor defence: n-gram filter, 256 texts")
+def test_filter(benchmark):
+    texts = [text for text, _ in TRAIN]
+    benchmark.pedantic(lambda: OnionFilter().fit(texts).transform(texts), rounds=3)
