@@ -1,5 +1,6 @@
 """The author's tools: a bad pair, a failed run or a missing pin ends with one clear sentence."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import env  # noqa: E402
 import nb  # noqa: E402
+import speed  # noqa: E402
 
 HEADER = """---
 jupytext: {text_representation: {extension: .md, format_name: myst}}
@@ -181,3 +183,33 @@ def test_an_old_python_is_refused_before_anything_is_built(tmp_path):
     assert done.returncode != 0
     assert "too old" in done.stdout + done.stderr
     assert not venv.exists()
+
+
+def bench(name, seconds, **extra):
+    return {name: {"seconds": seconds, "extra": extra}}
+
+
+def test_rows_of_the_speed_page_name_benchmarks_that_exist():
+    files = (ROOT / "tests" / "benchmarks").glob("test_*.py")
+    defined = set(re.findall(r"^def (test_\w+)", "\n".join(f.read_text() for f in files), re.M))
+    wanted = speed.wanted()
+    names = [row[k] for row in wanted["row"] for k in ("ours", "other", "of") if k in row]
+    names += [line["test"] for line in wanted["growth"]]
+    assert {n.partition("[")[0] for n in names if not n.startswith("extra:")} <= defined
+
+
+def test_speed_page_divides_the_peers_time_by_ours():
+    found = bench("test_ours[bfn-solver2]", 0.5) | bench("test_diffusers[dpmsolver++]", 2.0)
+    found |= bench("test_search[counting search]", 1.0)
+    found |= bench("test_search[1 % of the pairs, one by one]", 0.25)  # a hundredth of the work
+    slow, fast = "test_optimizer_step[1e6 in 1 tensor-ours]", "1e6 in 1 tensor-adamw]"
+    found |= bench(slow, 2e-3) | bench(f"test_optimizer_step[{fast}", 1e-3)
+    stored = speed.take(found, {})
+    ratios = {row["chapter"]: row["ratio"] for row in stored["rows"]}
+    assert ratios == {"bayesian_flow": 4.0, "radio_fields": 25.0, "width_scaling": 0.5}
+    text = speed.page(stored)
+    assert "| 500 ms |" in text and "| 25 s | 25 |" in text
+    assert "Where the peer is faster" in text and "arctangent" in text
+    other = bench("test_ours[bfn-solver2]", 1.0) | bench("test_diffusers[dpmsolver++]", 2.0)
+    kept = {row["chapter"]: row["ratio"] for row in speed.take(other, stored)["rows"]}
+    assert kept == ratios | {"bayesian_flow": 2.0}

@@ -1,7 +1,7 @@
-"""Write the page on speed from the benchmarks' own file.
+"""Write a page on speed, ``_build/speed/speed.md``, from the benchmarks' own file.
 
-``python tools/speed.py _build/bench.json`` takes a new measurement into ``book/speed.json`` and
-draws the figure; without a file the page is only compared with the stored numbers.
+``python tools/speed.py _build/bench.json`` takes a new measurement into ``speed.json`` beside the
+page, where rows of peers that are not installed now keep their last numbers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from icml24.bookkit.chapters import chapters
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "tests" / "benchmarks" / "rows.toml"
-STORED = ROOT / "book" / "speed.json"
-PAGE = ROOT / "book" / "speed.md"
-FIGURE = ROOT / "book" / "_static" / "speed.png"
+OUT = ROOT / "_build" / "speed"
+STORED, PAGE, FIGURE = OUT / "speed.json", OUT / "speed.md", OUT / "speed.png"
 
 HEAD = """# How fast is it?
 
 Each row is one benchmark of `tests/benchmarks`, ours and a peer's in the same run on {cpu} ({cores}
 cores, Python {python}, torch {torch}, {date}). "Times as fast" is the peer's time divided by ours;
 a number below 1 means that the peer is faster, and the reason stands below the table. `make bench`
-measures everything again on your machine and rewrites this page. Peers that are not installed are
+measures everything again on your machine and writes this page. Peers that are not installed are
 left out and keep their last numbers.
 
 | chapter | task | ours | peer | the peer's time | times as fast |
@@ -37,7 +36,7 @@ left out and keep their last numbers.
 """
 
 TAIL = """
-```{figure} _static/speed.png
+```{figure} speed.png
 :alt: Time against problem size on logarithmic axes, a curve for each of several tasks, beside a
   dashed line of proportional growth.
 :name: fig-speed-growth
@@ -130,7 +129,7 @@ def page(stored: Mapping[str, Any]) -> str:
     notes, last = [], None
     for row in stored["rows"]:
         slug = row["chapter"]
-        name = "" if slug == last else f"[{titles[slug]}]({slug}/index.md)"
+        name = "" if slug == last else titles[slug]
         cells = [name, row["task"], spoken(row["ours"]), row["peer"], spoken(row["other"])]
         text += "| " + " | ".join([*cells, times(row["ratio"])]) + " |\n"
         reason, last = why.get(key(row)), slug
@@ -162,15 +161,15 @@ def draw(growth: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    arguments = [a for a in sys.argv[1:] if not a.startswith("-")]
-    stored = json.loads(STORED.read_text("utf-8")) if STORED.is_file() else {}
-    if arguments:
-        stored = take(measured(Path(arguments[0])), stored)
-        STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        draw(stored["growth"])
-        PAGE.write_text(page(stored), "utf-8")
-    elif PAGE.read_text("utf-8") != page(stored):
-        sys.exit("book/speed.md is out of date: run make bench")
+    if len(sys.argv) != 2:
+        sys.exit("Say which file pytest-benchmark wrote: python tools/speed.py _build/bench.json")
+    OUT.mkdir(parents=True, exist_ok=True)
+    old = json.loads(STORED.read_text("utf-8")) if STORED.is_file() else {}
+    stored = take(measured(Path(sys.argv[1])), old)
+    STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    draw(stored["growth"])
+    PAGE.write_text(page(stored), "utf-8")
+    print(f"The page on speed is ready: {PAGE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

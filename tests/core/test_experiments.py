@@ -4,11 +4,20 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from importlib import resources
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from icml24.core.experiments import ResultCache, cache_directory, code_version, run
+from icml24.core.experiments import (
+    ResultCache,
+    cache_directory,
+    code_version,
+    read_records,
+    run,
+    write_records,
+)
 
 
 @dataclass(frozen=True)
@@ -133,3 +142,28 @@ def test_cache_directory_follows_the_environment(tmp_path, monkeypatch):
 def test_bad_input_is_named(arguments, error, message):
     with pytest.raises(error, match=message):
         run(noisy, **{"config": Config(), **arguments})
+
+
+def test_records_survive_the_file(tmp_path, monkeypatch):
+    runs = pd.DataFrame(
+        {"seed": np.arange(2), "loss": [1 / 3, 2e-9], "curve": [np.eye(2) / 3, np.zeros((2, 2))]}
+    )
+    (tmp_path / "data").mkdir()
+    write_records(tmp_path / "data" / "runs.json", runs)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["runs.json"]
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
+    again = read_records("any", "runs.json")
+    assert again["seed"].tolist() == [0, 1]
+    np.testing.assert_allclose(again["loss"], runs["loss"], rtol=1e-5)
+    np.testing.assert_allclose(again["curve"][0], runs["curve"][0], rtol=1e-5)
+    with pytest.raises(FileNotFoundError, match=r"any ships no records named 'none.json'"):
+        read_records("any", "none.json")
+
+
+def test_a_record_that_cannot_be_stored_leaves_the_old_file(tmp_path):
+    write_records(tmp_path / "runs.json", pd.DataFrame({"seed": [0]}))
+    before = (tmp_path / "runs.json").read_text()
+    with pytest.raises(TypeError):
+        write_records(tmp_path / "runs.json", pd.DataFrame({"seed": [object()]}))
+    assert (tmp_path / "runs.json").read_text() == before
+    assert len(list(tmp_path.iterdir())) == 1

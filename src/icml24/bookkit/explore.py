@@ -321,10 +321,9 @@ class Menu:
     def __str__(self) -> str:
         lines = []
         for label, explorer in self.explorers.items():
-            lines += [f"{self.control}: {label}", *str(explorer).splitlines()]
-        return "\n".join(
-            line if line.startswith(f"{self.control}: ") else f"  {line}".rstrip() for line in lines
-        )
+            inner = (f"  {line}".rstrip() for line in str(explorer).splitlines())
+            lines += [f"{self.control}: {label}", *inner]
+        return "\n".join(lines)
 
     def to_html(self) -> str:
         """Return the menu and its explorers as one HTML fragment."""
