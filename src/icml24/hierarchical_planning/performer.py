@@ -51,8 +51,11 @@ class QPerformer(Learner):
         Entries of the observation that a goal consists of; None for no goals.
     goal_reward : {"distance", "cosine", "sparse"}, callable or None
         :math:`r_g` of the reached and the wanted entries: see :mod:`.goals`; "cosine" compares
-        normalised entries. "sparse" is 1 within ``radius``, and ends the episode there; the others
-        end it only at the goal itself.
+        normalised entries, "sparse" is 1 within ``radius``.
+    end_at_goal : bool, default True
+        Whether the critic's episode ends at the goal (for "sparse" within ``radius``, else at the
+        goal itself), as in the authors' AntMaze code. Their locomotion code goes on: where the
+        logged reward counts, and is negative, an end would be worth more than any reward.
     goal_weight, reward_scale, reward_shift : float
         The critic's reward is ``goal_weight * r_g + reward_scale * r + reward_shift``.
     radius : float
@@ -109,6 +112,7 @@ class QPerformer(Learner):
         interval: int = 10,
         goal_features: Sequence[int] | None = (0, 1),
         goal_reward: GoalReward = "distance",
+        end_at_goal: bool = True,
         goal_weight: float = 1.0,
         reward_scale: float = 0.0,
         reward_shift: float = 0.0,
@@ -141,6 +145,7 @@ class QPerformer(Learner):
         self.interval = interval
         self.goal_features = goal_features
         self.goal_reward = goal_reward
+        self.end_at_goal = end_at_goal
         self.goal_weight = goal_weight
         self.reward_scale = reward_scale
         self.reward_shift = reward_shift
@@ -227,10 +232,11 @@ class QPerformer(Learner):
             goal_row = self._goal_rows(data, row, last, generator)
             reached, goal = (data.observations[i][:, self._columns] for i in (row + 1, goal_row))
             reward = reward + self.goal_weight * self._goal_reward(reached, goal)
-            hit = goal_row == row + 1
-            if self.goal_reward == "sparse":
-                hit = (reached - goal).norm(dim=1) <= self.radius
-            alive = alive * (~hit).float()
+            if self.end_at_goal:
+                hit = goal_row == row + 1
+                if self.goal_reward == "sparse":
+                    hit = (reached - goal).norm(dim=1) <= self.radius
+                alive = alive * (~hit).float()
             goal = self.normalizer_.part(self._columns)(goal)
             if self.goal_noise:
                 size = self.goal_noise * torch.rand(len(goal), 1, generator=generator)
