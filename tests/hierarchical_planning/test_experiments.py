@@ -15,6 +15,7 @@ from icml24.hierarchical_planning.experiments import Config
 
 TINY = replace(
     Config.laptop(),
+    simulator="numpy",
     maze="umaze",
     route=((1, 1), (2, 3)),
     n_logs=6,
@@ -107,7 +108,7 @@ def test_unknown_names_of_records_and_agents():
 @stored_only
 def test_stored_agents_give_the_stored_records():
     config = Config.laptop()
-    task = experiments.maze_task(config, config.route)
+    task = experiments.maze_task(config)
     sparse = experiments.stored("sparse")
     for agent, name in (("maze", "PlanDQ"), ("flat", "goal-conditioned Q")):
         result = hp.evaluate_policy(experiments.stored_agent(agent), task, 20, seed=1)

@@ -5,7 +5,14 @@ import pytest
 import torch
 from sklearn.exceptions import NotFittedError
 
-from icml24.hierarchical_planning import Episode, OfflineDataset, QPerformer, diffusion_ql
+from icml24.hierarchical_planning import (
+    Episode,
+    GaussianDiffusion,
+    OfflineDataset,
+    QPerformer,
+    alpha_bars,
+    diffusion_ql,
+)
 
 
 def bandit(reward, n=3000, seed=0, actions=None):
@@ -26,16 +33,36 @@ def test_best_of_sixteen_finds_the_best_action_of_a_bandit():
     assert abs(float(values[0])) < 0.03  # the best reward is zero
 
 
+def two_modes(bars, spread=0.02):
+    """The exact denoiser, as a guess of the noise, for actions that are -0.8 or 0.8."""
+
+    def guess(x, m, context=None):
+        bar = bars[m][:, None, None]
+        left = bar * spread**2 + 1 - bar
+        modes = torch.tensor([-0.8, 0.8])
+        weight = (-((x - bar.sqrt() * modes) ** 2) / (2 * left)).softmax(-1)
+        each = modes + spread**2 * bar.sqrt() / left * (x - bar.sqrt() * modes)
+        clean = (weight * each).sum(-1, keepdim=True)
+        return (x - bar.sqrt() * clean) / (1 - bar).sqrt()
+
+    return guess
+
+
 @pytest.mark.slow
 def test_both_modes_of_equal_actions_survive():
+    """As many stay near a mode as with the exact denoiser: five steps themselves blur a third."""
     data = bandit(
         lambda a: 1.0, actions=lambda rng, n: rng.choice([-0.8, 0.8], n) + 0.02 * rng.normal(size=n)
     )
-    performer = diffusion_ql(n_updates=800, width=64, n_critics=0, eta=0.0, lr=3e-3).fit(data)
-    drawn = performer.performer.act(np.zeros((400, 1)))[:, 0]
-    assert 0.3 < (drawn > 0).mean() < 0.7
-    assert np.mean(np.abs(np.abs(drawn) - 0.8) < 0.15) > 0.6  # five steps blur a few
-    assert np.abs(drawn).mean() > 0.6  # a Gaussian policy would collapse to zero
+    agent = diffusion_ql(n_updates=800, width=64, n_critics=0, eta=0.0, lr=3e-3).fit(data)
+    drawn = torch.tensor(agent.performer.act(np.zeros((2000, 1)))[:, 0])
+    exact = GaussianDiffusion(two_modes(alpha_bars(5, "vp").float()), 5, "vp", "eps", clip=1.0)
+    best = exact.sample((20_000, 1, 1), torch.Generator().manual_seed(0)).flatten()
+    near, bound = (((x.abs() - 0.8).abs() < 0.15).double().mean() for x in (drawn, best))
+    assert abs(bound - 0.66) < 0.02
+    assert abs(near - bound) < 0.07
+    assert abs((drawn > 0).double().mean() - 0.5) < 0.1
+    assert abs(drawn.abs().mean() - best.abs().mean()) < 0.05  # a Gaussian would sit at zero
 
 
 @pytest.mark.slow
@@ -103,6 +130,18 @@ def test_targets_use_the_smaller_target_critic(logs):
     values = p.critic_(torch.cat([batch.state, batch.action], 1))
     by_hand = sum(((v - target) ** 2).mean() for v in values)
     assert torch.allclose(p.critic_loss(batch, torch.Generator().manual_seed(3)), by_hand)
+
+
+@pytest.mark.parametrize("kind", ["distance", "cosine", "sparse"])
+def test_the_episode_ends_at_the_goal_only_if_asked(logs, kind):
+    p = QPerformer(interval=4, relabel_p=1.0, goal_reward=kind, width=16, n_updates=1).fit(logs)
+    ends = 1 - p.sample_batch(logs, torch.Generator().manual_seed(0)).alive
+    if kind == "sparse":
+        assert ends.mean() > 0.5  # four decisions hardly leave the radius
+    else:
+        assert abs(ends.mean() - 0.25) < 0.1  # one offset in four is the next state itself
+    p.end_at_goal = False
+    assert p.sample_batch(logs, torch.Generator().manual_seed(0)).alive.all()
 
 
 def test_temperature_draws_and_zero_takes_the_best(logs):

@@ -137,12 +137,15 @@ class Learner(BaseEstimator):
 
 
 def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, Array], half: bool) -> None:
-    """Write arrays to a compressed file, which appears whole or not at all."""
+    """Write arrays to a compressed file, which appears whole or not at all.
+
+    With ``half``, the weights of networks (``part/net/name``) are stored in half precision.
+    """
     path = Path(path)
     if path.suffix != ".npz":
         raise ValueError(f"The name of the file must end in .npz, got {path.name!r}.")
     small: dict[str, Any] = {
-        key: value.astype(np.float16) if half and value.dtype == np.float32 else value
+        key: value.astype(np.float16) if half and key.count("/") > 1 else value
         for key, value in arrays.items()
     }
     scratch = path.with_suffix(".tmp")

@@ -136,6 +136,7 @@ def paper_locomotion(
         interval=4,
         goal_features=state,
         goal_reward="cosine",
+        end_at_goal=False,
         reward_scale=1.0,
         discount=0.99,
         relabel_p=1.0,
