@@ -58,6 +58,26 @@ def test_flat_planner_reports_the_best_interval():
     assert record["success"] == max(record["by_interval"].values())
 
 
+def test_ending_runs():
+    assert np.isfinite(list(experiments.ending(TINY, 0).values())).all()
+
+
+def test_what_is_measured_is_what_is_stored(tmp_path):
+    agent = experiments.sparse_agent(TINY, 0)
+    agent.save(tmp_path / "agent.npz", half=True)
+    back = hp.load(tmp_path / "agent.npz")
+    for part in ("conductor", "performer"):
+        learnt, read = getattr(agent, part).state(), getattr(back, part).state()
+        assert all(np.array_equal(learnt[name], read[name]) for name in learnt)
+
+
+def test_routes_of_the_curve_have_their_length_and_change_with_the_seed():
+    config = Config.laptop()
+    routes = [experiments.route_of_length(config, 5, seed) for seed in range(6)]
+    assert all(hp.Maze(config.maze).distance(*route) == 5 for route in routes)
+    assert len(set(routes)) > 1
+
+
 def test_ablations_run():
     record = experiments.ablations(TINY, 0)
     assert "as is" in record and len(record) >= 8

@@ -144,6 +144,38 @@ def test_the_episode_ends_at_the_goal_only_if_asked(logs, kind):
     assert p.sample_batch(logs, torch.Generator().manual_seed(0)).alive.all()
 
 
+def test_averages_move_as_slowly_as_they_are_told(logs):
+    settings = {"interval": 5, "width": 16, "n_updates": 1, "ema": 0.9, "tau": 0.2}
+    p = QPerformer(**settings).fit(logs)
+    start = QPerformer(**settings, lr=0.0).fit(logs)
+    for slow, now, before, share in (
+        (p.policy_ema_, p.policy_, start.policy_, 0.1),
+        (p.critic_target_, p.critic_, start.critic_, 0.2),
+    ):
+        for a, b, c in zip(*(net.parameters() for net in (slow, now, before)), strict=True):
+            assert torch.allclose(a, c + share * (b - c), atol=1e-6)
+
+
+def test_the_policy_learns_in_every_second_update(logs):
+    class Counting(QPerformer):
+        calls = 0
+
+        def policy_loss(self, batch, generator):
+            self.calls += 1
+            return super().policy_loss(batch, generator)
+
+    assert Counting(interval=5, width=16, n_updates=7).fit(logs).calls == 4
+    assert Counting(interval=5, width=16, n_updates=7, n_critics=0).fit(logs).calls == 7
+
+
+def test_reward_is_scaled_shifted_and_joined_by_the_goal(logs):
+    settings = {"interval": 5, "width": 16, "n_updates": 1}
+    plain = QPerformer(**settings).fit(logs)
+    mixed = QPerformer(**settings, reward_scale=4.0, reward_shift=-2.0, goal_weight=0.5).fit(logs)
+    a, b = (p.sample_batch(logs, torch.Generator().manual_seed(0)) for p in (plain, mixed))
+    assert torch.allclose(b.reward, 0.5 * a.reward - 2.0)  # the maze's own rewards are zero
+
+
 def test_temperature_draws_and_zero_takes_the_best(logs):
     p = QPerformer(interval=5, width=16, n_updates=5, n_candidates=8).fit(logs)
     x, goal = np.zeros((200, 4)), np.zeros(2)

@@ -40,6 +40,7 @@ from icml24.hierarchical_planning.evaluation import (
     EvalResult,
     evaluate_policy,
     normalized_score,
+    share_interval,
 )
 from icml24.hierarchical_planning.goals import (
     distance_reward,
@@ -103,6 +104,7 @@ __all__ = [
     "paper_antmaze",
     "paper_locomotion",
     "pendulum_references",
+    "share_interval",
     "swing_up",
     "td_target",
 ]

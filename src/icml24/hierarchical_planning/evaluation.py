@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from icml24.core.statistics import Estimate, mean_interval, proportion_interval
 from icml24.hierarchical_planning.environments import Task
 from icml24.hierarchical_planning.mazes import Array
 
-__all__ = ["EvalResult", "Controller", "evaluate_policy", "normalized_score"]
+__all__ = ["EvalResult", "Controller", "evaluate_policy", "normalized_score", "share_interval"]
 
 
 @dataclass(frozen=True)
@@ -156,3 +156,19 @@ def normalized_score(returns: Any, random: float, expert: float) -> Array:
     if random == expert:
         raise ValueError("random and expert must differ.")
     return 100 * (np.asarray(returns, dtype=float) - random) / (expert - random)
+
+
+def share_interval(shares: Any) -> Estimate:
+    """Mean of one share for each seed with Student's interval, cut where shares end: at 0 and 1.
+
+    Parameters
+    ----------
+    shares : array_like, shape (n,)
+
+    Examples
+    --------
+    >>> print(f"{share_interval([0.9, 1.0, 1.0]):.2f}")
+    0.97 [0.82, 1.00]
+    """
+    found = mean_interval(shares)
+    return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
