@@ -167,3 +167,14 @@ def test_bad_actions_and_settings():
 def test_swing_up_holds_the_top():
     result = hp.evaluate_policy(hp.Controller(hp.swing_up), hp.Pendulum(), 50)
     assert (result.paths[:, -1, 0] > 0.99).all() and result.returns.mean() > -200
+
+
+def test_waypoints_lie_ahead_on_the_shortest_route():
+    maze = hp.Maze("umaze")
+    control = hp.WaypointController(maze)
+    route = [(1, 1), (1, 2), (1, 3), (2, 3), (3, 3), (3, 2), (3, 1)]
+    start, goal = maze.position(route[0])[None], maze.position(route[-1])[None] + 0.1
+    for ahead in range(1, 6):
+        found = control.waypoint(start, goal, ahead)[0]
+        assert np.array_equal(found, maze.position(route[ahead]))
+    assert np.allclose(control.waypoint(start, goal, 9), goal)

@@ -193,7 +193,29 @@ class WaypointController:
 
     def act(self, observations: Any, goals: Any) -> Array:
         """Return the force for observations (x, y, and their velocities) and goals (x, y)."""
+        return self.towards(observations, self.waypoint(observations, goals))
+
+    def waypoint(self, observations: Any, goals: Any, ahead: int = 1) -> Array:
+        """Return the centre of the cell ``ahead`` cells on along the shortest route, or the goal.
+
+        Parameters
+        ----------
+        observations : array_like, shape (n, 2) or more columns
+        goals : array_like, shape (n, 2)
+        ahead : int, default 1
+
+        Returns
+        -------
+        numpy.ndarray, shape (n, 2)
+
+        Examples
+        --------
+        >>> control = WaypointController(Maze("umaze"))
+        >>> control.waypoint([[-1.0, 1.0]], [[-1.0, -1.0]], ahead=3).tolist()
+        [[1.0, 0.0]]
+        """
         x, goals = np.asarray(observations, dtype=float), np.asarray(goals, dtype=float)
         here, there = self.nearest_cell(x[:, :2]), self.nearest_cell(goals)
-        waypoint = np.where((here == there)[:, None], goals, self._centres[self._next[here, there]])
-        return self.towards(x, waypoint)
+        for _ in range(ahead - 1):
+            here = self._next[here, there]
+        return np.where((here == there)[:, None], goals, self._centres[self._next[here, there]])
