@@ -164,3 +164,17 @@ def test_ocean_oxygen_on_real_salinity():
     assert error.mean() < 0.5 * spread.mean()
     inside = (field.tracer_lower <= ocean.salinity) & (ocean.salinity <= field.tracer_upper)
     assert inside.isel(year=0).where(unseen).mean() > 0.7
+
+
+def test_hierarchical_planning_in_a_hall_with_a_long_way_round():
+    import icml24.hierarchical_planning as hp
+
+    hall = hp.Maze(["########", "#......#", "#.####.#", "#.#....#", "########"])
+    logs = hp.collect_maze(hp.PointMaze(hall), hall, n_episodes=200, length=120, seed=3)
+    conductor = hp.DConductor(
+        horizon=90, interval=15, min_speed=0.05, waves=3, width=96, lr=2e-3, n_updates=1200
+    )
+    performer = hp.QPerformer(interval=15, width=64, n_updates=1000)
+    agent = hp.PlanDQ(conductor, performer, replan_every=8, n_plans=1).fit(logs)
+    around = hp.PointMaze(hall, route=((3, 1), (3, 6)))  # nine cells, with walls in between
+    assert hp.evaluate_policy(agent, around, n_episodes=20).success.mean() >= 0.8
