@@ -188,6 +188,14 @@ def test_flat_agents_act(logs, make):
     result = hp.evaluate_policy(agent, task, 2)
     assert result.paths.shape == (2, 4, 4)
     assert agent.act(np.zeros(4), [0.0, 0.0]).shape == (2,)
+    performer = agent.performer  # who learns from what
+    wanted = {
+        hp.goal_conditioned_dql: (None, 0.3, 2, 0.0),
+        hp.behaviour_cloning: (None, 0.0, 0, 0.0),
+        hp.diffusion_ql: (0.5, 0.0, 2, 1.0),
+    }
+    names = ("relabel_p", "random_goals", "n_critics", "reward_scale")
+    assert tuple(getattr(performer, name) for name in names) == wanted[make]
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -227,8 +235,67 @@ def test_sub_goal_policy_leads_along_a_line():
     q = hp.QConductor(interval=5, width=64, n_updates=400, random_goals=0.0).fit(data)
     plan = q.plan([[5.0, 0.0], [20.0, 1.0]], [[25.0, 0.0], [28.0, 1.0]])
     assert np.abs(plan[:, 1, 0] - [10, 25]).max() < 1.5
+    near = q.plan([[5.0, 0.0]], [[7.0, 0.0]])
+    assert abs(near[0, 1, 0] - 7) < 1.5  # a sub-goal does not lie behind the goal
     free = hp.QConductor(interval=5, goal_features=None, width=64, n_updates=400).fit(data)
     assert abs(free.plan([[5.0, 0.0]])[0, 1, 0] - 10) < 1.5
+
+
+@pytest.mark.slow
+def test_sub_goal_policy_prefers_the_shorter_way():
+    """Half of the log goes to the left first, before it comes to the goal on the right."""
+    direct = np.r_[np.arange(0.0, 9), np.full(16, 8.0)]
+    detour = np.r_[np.arange(0, -9.0, -1), np.arange(-7.0, 9)]
+    data = hp.OfflineDataset.from_episodes(
+        [
+            hp.Episode(way[:, None] * [1, 0], np.zeros((24, 1)), np.zeros(24))
+            for way in (direct, detour)
+        ]
+    )
+    q = hp.QConductor(interval=4, width=64, n_updates=600, random_goals=0.0).fit(data)
+    assert q.plan([[0.0, 0.0]], [[8.0, 0.0]])[0, 1, 0] > 1
+
+
+def test_values_of_the_sub_goal_policy_are_expectiles(logs):
+    q = hp.QConductor(interval=5, width=16, n_updates=1, expectile=0.8).fit(logs)
+    values = list(q.values_.parameters())
+    adam = torch.optim.Adam(values, lr=0.01)
+    here, reward = torch.zeros(100, 6), (torch.arange(100) < 50).float()
+    for _ in range(400):
+        q._value_step(adam, values, here, here, reward, torch.zeros(100))
+    assert (q.values_(here)[:, 0] - 0.8).abs().max() < 0.05  # of a fair coin
+
+
+def test_gain_of_a_sub_goal_by_hand(walk):
+    """Rewards 0, 1, 2, ... and values of zero: three of them are gained, discounted."""
+    data = hp.OfflineDataset.from_episodes([walk])
+    q = hp.QConductor(interval=3, goal_features=None, discount=0.5, width=8, n_updates=1).fit(data)
+    row, ahead = torch.tensor([2, 10]), torch.tensor([5, 12])
+    here, there = torch.zeros(2, 2), torch.ones(2, 2)
+    gain = q._return_gain(data, row, ahead, here, there, torch.tensor(1.0))
+    value = q.targets_(here).mean(0), q.targets_(there).mean(0)
+    by_hand = torch.tensor([2 + 3 / 2 + 4 / 4, 10 + 11 / 2])
+    later = torch.tensor([0.5**3, 0.5**2]) * value[1]
+    assert torch.allclose(gain, by_hand + later - value[0])
+
+
+def test_flat_planner_aims_a_few_decisions_ahead(logs):
+    aims = []
+
+    def control(x, waypoint):
+        aims.append(waypoint)
+        return np.zeros((len(x), 2))
+
+    planner = hp.DConductor(horizon=20, interval=1, n_diffusion_steps=3, width=16, n_updates=2)
+    agent = hp.Diffuser(planner, control, lookahead=3, replan_every=4).fit(logs)
+    plans = []
+    for _ in range(5):
+        agent.act(np.zeros((1, 4)), [[1.0, 1.0]])
+        plans.append(agent.plan_)
+    for age in range(4):
+        assert np.array_equal(aims[age], plans[0][:, age + 3])
+    assert not np.array_equal(plans[4], plans[0])
+    assert np.array_equal(aims[4], plans[4][:, 3])
 
 
 @pytest.mark.slow

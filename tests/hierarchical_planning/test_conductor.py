@@ -150,6 +150,46 @@ def test_training_lowers_the_loss_and_is_reproducible():
     assert loss(5) == loss(5)
 
 
+def test_windows_that_stand_still_are_left_out():
+    x = np.stack([np.arange(31.0), np.zeros(31)], axis=1)
+    still = Episode(np.tile([[7.0, 9.0]], (31, 1)), np.zeros((30, 1)), np.zeros(30))
+    data = OfflineDataset.from_episodes([Episode(x, np.zeros((30, 1)), np.zeros(30)), still])
+    drawn = {}
+    for speed in (0.0, 0.5):
+        c = DConductor(horizon=12, interval=3, min_speed=speed, **SMALL).fit(data)
+        tokens, start = c.sample_batch(data, torch.Generator().manual_seed(0))
+        assert tokens.shape == (128, 5, 2)
+        drawn[speed] = (start >= 31).float().mean().item()
+    assert drawn[0.0] > 0.3 and drawn[0.5] == 0
+
+
+def test_the_average_moves_slowly_and_makes_the_plans():
+    settings = {**SMALL, "n_updates": 1, "ema": 0.9}
+    c = DConductor(horizon=12, interval=3, **settings).fit(line())
+    start = DConductor(horizon=12, interval=3, lr=0.0, **settings).fit(line())
+    nets = (net.parameters() for net in (c.average_, c.diffusion_, start.diffusion_))
+    for slow, now, before in zip(*nets, strict=True):
+        assert torch.allclose(slow, before + 0.1 * (now - before), atol=1e-6)
+    plan = c.plan([[1.0, 2.0]], [30.0, 1.0])
+    for weight in c.diffusion_.parameters():
+        weight.data.zero_()
+    assert np.array_equal(plan, c.plan([[1.0, 2.0]], [30.0, 1.0]))
+
+
+def test_planned_actions_stay_in_their_range():
+    data = line()
+    c = DConductor(horizon=6, interval=2, goal_features=None, dense_actions=True, **SMALL).fit(data)
+    tokens = torch.zeros(1, 1, 4, 4)
+    tokens[..., 0, :2] = torch.tensor([9.0, -9.0])
+    assert c.best(tokens).actions.ravel().tolist() == [1.0, -1.0]
+
+
+def test_without_selection_the_first_plan_is_taken():
+    c = DConductor(horizon=12, interval=3, **SMALL).fit(line())
+    tokens = c.sample_tokens([[1.0, 2.0]], [30.0, 1.0], 3)
+    assert np.array_equal(c.best(tokens).states[0], c.sub_goals(tokens[0, 0]))
+
+
 def test_errors_say_what_would_be_right():
     data = line(n=10)
     with pytest.raises(NotFittedError, match="call fit first"):

@@ -158,6 +158,13 @@ def test_paper_sizes():
     assert paper.conductor_updates == 2_500_000 and paper.performer_updates == 2_000_000
 
 
+def test_presets_follow_the_two_branches_of_the_published_code():
+    ant, robot = hp.paper_antmaze("medium").performer, hp.paper_locomotion("hopper", 11).performer
+    assert ant.end_at_goal and not robot.end_at_goal
+    assert (ant.n_critics, ant.lcb, ant.reward_scale, ant.reward_shift) == (64, 4.0, 4.0, -2.0)
+    assert robot.goal_reward == "cosine" and robot.goal_noise > 0 and robot.relabel_p == 1.0
+
+
 def test_claims_are_declared_once_and_completely():
     text = resources.files("icml24.hierarchical_planning").joinpath("claims.toml").read_text()
     claims = tomllib.loads(text)["claim"]
