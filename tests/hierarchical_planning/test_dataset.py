@@ -153,6 +153,10 @@ def test_minari_dictionaries_and_unbounded_actions():
     data = OfflineDataset.from_minari(Source())
     assert data.observation_dim == 4 and data.n_transitions == 4
     assert data.terminals.tolist() == [0, 1, 0, 0, 1, 0]
+    wide = OfflineDataset.from_minari(Source(), keys=("desired_goal", "observation"))
+    assert wide.observations[0].tolist() == [1, 1, 0, 0, 0, 0]
+    with pytest.raises(ValueError, match="needs the key 'place'"):
+        OfflineDataset.from_minari(Source(), keys=("place", "observation"))
     Source.action_space.high = np.array([np.inf])
     with pytest.raises(ValueError, match="finite bounds"):
         OfflineDataset.from_minari(Source())

@@ -148,7 +148,7 @@ def test_unbounded_actions_and_odd_dictionaries():
     with pytest.raises(ValueError, match=r"finite bounds.*RescaleAction"):
         hp.GymTask(Env)
     with pytest.raises(ValueError, match="key 'observation'"):
-        hp.GymTask._split({"pixels": 0})
+        hp.GymTask("Pendulum-v1")._split({"pixels": 0})
 
 
 def test_bad_actions_and_settings():
@@ -178,3 +178,16 @@ def test_waypoints_lie_ahead_on_the_shortest_route():
         found = control.waypoint(start, goal, ahead)[0]
         assert np.array_equal(found, maze.position(route[ahead]))
     assert np.allclose(control.waypoint(start, goal, 9), goal)
+
+
+def test_the_place_of_an_ant_is_joined_to_what_it_observes():
+    pytest.importorskip("gymnasium_robotics")
+    hp.mujoco_maze("umaze")  # registers the environments
+    options = {"reset_cell": np.array((1, 1)), "goal_cell": np.array((3, 1))}
+    ant = hp.GymTask(
+        "AntMaze_UMaze-v5", max_steps=3, options=options, keys=("achieved_goal", "observation")
+    )
+    x, goals = ant.reset([0])
+    assert x.shape == (1, 107) and goals.shape == (1, 2)
+    assert np.abs(x[0, :2] - [-4, 4]).max() < 1.1  # cells of four metres
+    assert not ant.step(np.zeros((1, 8))).terminated.any()

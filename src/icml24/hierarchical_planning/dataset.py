@@ -85,6 +85,22 @@ def _array(x: Any, name: str, where: str, ndim: int) -> Array:
     return x
 
 
+def joined(observation: Mapping[str, Any], keys: Sequence[str]) -> Array:
+    """Join entries of a dictionary of observations along their last axis.
+
+    Examples
+    --------
+    >>> joined({"observation": [3.0], "achieved_goal": [1.0, 2.0]}, ["achieved_goal", "observation"])
+    array([1., 2., 3.])
+    """
+    missing = [key for key in keys if key not in observation]
+    if missing:
+        raise ValueError(
+            f"A dictionary of observations needs the key {missing[0]!r}, got {sorted(observation)}."
+        )
+    return np.concatenate([np.asarray(observation[key], dtype=float) for key in keys], axis=-1)
+
+
 class OfflineDataset:
     """All episodes one after another, as tensors.
 
@@ -234,14 +250,16 @@ class OfflineDataset:
         return cls.from_episodes(episodes, action_low, action_high)
 
     @classmethod
-    def from_minari(cls, source: Any) -> OfflineDataset:
+    def from_minari(cls, source: Any, keys: Sequence[str] = ("observation",)) -> OfflineDataset:
         """Read a Minari data set.
 
         Parameters
         ----------
         source : str or minari.MinariDataset
-            The id of a local data set, or a loaded one. Of dictionary observations the entry
-            ``observation`` is used.
+            The id of a local data set, or a loaded one.
+        keys : sequence of str
+            Entries of dictionary observations, which are joined in this order: for AntMaze
+            ``("achieved_goal", "observation")``, so that the place comes first.
 
         Returns
         -------
@@ -250,7 +268,8 @@ class OfflineDataset:
         Raises
         ------
         ValueError
-            If no local data set has this id, or its actions are not a bounded box.
+            If no local data set has this id, its actions are not a bounded box, or its observations
+            lack one of the keys.
         """
         if isinstance(source, str):
             try:
@@ -274,7 +293,7 @@ class OfflineDataset:
         def episodes() -> Iterable[Episode]:
             for episode in source.iterate_episodes():
                 x = episode.observations
-                x = x["observation"] if isinstance(x, Mapping) else x
+                x = joined(x, keys) if isinstance(x, Mapping) else x
                 yield Episode(x, episode.actions, episode.rewards, bool(episode.terminations[-1]))
 
         return cls.from_episodes(episodes(), low, high)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from icml24.hierarchical_planning.dataset import joined
 from icml24.hierarchical_planning.mazes import Array, Cell, Maze
 
 __all__ = ["GymTask", "Pendulum", "PointMaze", "Step", "Task", "mujoco_maze", "swing_up"]
@@ -253,6 +254,8 @@ class GymTask(Task):
         Decisions in an episode.
     options : dict, optional
         Passed to ``reset``.
+    keys : sequence of str
+        Entries of dictionary observations that are joined, as in :meth:`.OfflineDataset.from_minari`.
 
     Examples
     --------
@@ -267,6 +270,7 @@ class GymTask(Task):
         repeat: int = 1,
         max_steps: int = 1000,
         options: Mapping[str, Any] | None = None,
+        keys: Sequence[str] = ("observation",),
     ) -> None:
         if repeat < 1 or max_steps < 1:
             raise ValueError(f"repeat and max_steps must be at least 1: {repeat}, {max_steps}.")
@@ -286,17 +290,13 @@ class GymTask(Task):
             np.ravel(high).astype(float),
         )
         self.repeat, self.max_steps, self.options = repeat, max_steps, dict(options or {})
+        self.keys = tuple(keys)
 
-    @staticmethod
-    def _split(observation: Any) -> tuple[Array, Array | None]:
+    def _split(self, observation: Any) -> tuple[Array, Array | None]:
         if isinstance(observation, Mapping):
-            if "observation" not in observation:
-                raise ValueError(
-                    "A dictionary of observations needs the key 'observation', got "
-                    f"{sorted(observation)}."
-                )
             goal = observation.get("desired_goal")
-            return np.ravel(observation["observation"]), None if goal is None else np.ravel(goal)
+            seen = joined(observation, self.keys)
+            return seen, None if goal is None else np.ravel(goal)
         return np.ravel(observation), None
 
     def reset(self, seeds: Sequence[int]) -> tuple[Array, Array | None]:

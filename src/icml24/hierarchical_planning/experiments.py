@@ -545,7 +545,7 @@ def stored(name: str) -> pd.DataFrame:
 
     Examples
     --------
-    >>> stored("sparse")["seed"].tolist()  # doctest: +SKIP
+    >>> stored("sparse")["seed"].tolist()
     [1, 2, 3, 4, 5]
     """
     if name not in EXPERIMENTS:
@@ -567,7 +567,7 @@ def stored_agent(name: str = "maze") -> Any:
 
     Examples
     --------
-    >>> type(stored_agent("maze")).__name__  # doctest: +SKIP
+    >>> type(stored_agent("maze")).__name__
     'PlanDQ'
     """
     if name not in ("maze", "flat", "pendulum"):
