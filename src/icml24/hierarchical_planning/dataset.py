@@ -90,7 +90,7 @@ def joined(observation: Mapping[str, Any], keys: Sequence[str]) -> Array:
 
     Examples
     --------
-    >>> joined({"observation": [3.0], "achieved_goal": [1.0, 2.0]}, ["achieved_goal", "observation"])
+    >>> joined({"observation": [3.0], "place": [1.0, 2.0]}, ["place", "observation"])
     array([1., 2., 3.])
     """
     missing = [key for key in keys if key not in observation]

@@ -255,7 +255,8 @@ class GymTask(Task):
     options : dict, optional
         Passed to ``reset``.
     keys : sequence of str
-        Entries of dictionary observations that are joined, as in :meth:`.OfflineDataset.from_minari`.
+        Entries of dictionary observations that are joined, as in
+        :meth:`.OfflineDataset.from_minari`.
 
     Examples
     --------
