@@ -98,6 +98,19 @@ def test_without_the_q_gradient_the_policy_imitates(logs):
     assert not all(torch.allclose(a, b, atol=1e-7) for a, b in zip(clone, on, strict=True))
 
 
+def test_policy_loss_by_hand(logs):
+    """Denoising minus the mean value of a drawn action, in units of the mean absolute value."""
+    p = QPerformer(interval=5, width=16, n_updates=3, eta=0.7).fit(logs)
+    batch = p.sample_batch(logs, torch.Generator().manual_seed(1))
+    g = torch.Generator().manual_seed(2)
+    denoising = p.policy_.loss(batch.action[:, None], g, context=batch.state)
+    action = p._draw(p.policy_, batch.state, g)
+    value = p.critic_(torch.cat([batch.state, action], 1)).min(0).values
+    by_hand = denoising - 0.7 * value.mean() / value.abs().mean()
+    assert value.mean().abs() > 0.01
+    assert torch.allclose(p.policy_loss(batch, torch.Generator().manual_seed(2)), by_hand)
+
+
 def test_lower_bound_is_below_the_mean_and_the_minimum_below_all(logs):
     p = QPerformer(interval=5, width=16, n_updates=2, n_critics=5, lcb=0.0).fit(logs)
     batch = p.sample_batch(logs, torch.Generator().manual_seed(1))
