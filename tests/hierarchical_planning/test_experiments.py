@@ -58,6 +58,30 @@ def test_flat_planner_reports_the_best_interval():
     assert record["success"] == max(record["by_interval"].values())
 
 
+def test_flat_planner_counts_the_interval_in_its_favour(monkeypatch):
+    found = {3: 0.2, 12: 0.7, 60: 0.1}
+
+    def measure(agent, *_):
+        return {"success": found[agent.replan_every], "decisions": 1.0, "cpu": 1.0}
+
+    monkeypatch.setattr(experiments, "_measure", measure)
+    assert experiments.flat_planner(TINY, 0)["success"] == 0.7
+
+
+def test_the_flat_learner_of_the_task_sees_its_reward(monkeypatch):
+    seen, real = [], experiments.diffusion_ql
+
+    def spy(**settings):
+        agent = real(**settings)
+        fit = agent.fit
+        agent.fit = lambda data: (seen.append(data.rewards.sum().item()), fit(data))[1]
+        return agent
+
+    monkeypatch.setattr(experiments, "diffusion_ql", spy)
+    experiments.sparse(replace(TINY, n_logs=20), 0)
+    assert seen[0] > 0
+
+
 def test_ending_runs():
     assert np.isfinite(list(experiments.ending(TINY, 0).values())).all()
 

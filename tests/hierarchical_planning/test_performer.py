@@ -189,6 +189,26 @@ def test_reward_is_scaled_shifted_and_joined_by_the_goal(logs):
     assert torch.allclose(b.reward, 0.5 * a.reward - 2.0)  # the maze's own rewards are zero
 
 
+def test_cosine_reward_compares_normalised_states(logs):
+    p = QPerformer(interval=5, goal_reward="cosine", width=16, n_updates=1).fit(logs)
+    batch = p.sample_batch(logs, torch.Generator().manual_seed(0))
+    reached, goal = batch.after[:, :2], batch.after[:, 4:]
+    longest = torch.maximum(reached.norm(dim=1), goal.norm(dim=1))
+    assert torch.allclose(batch.reward, (reached * goal).sum(1) / longest**2, atol=1e-5)
+
+
+def test_batches_are_drawn_from_the_seed(logs):
+    seeds = []
+
+    class Noting(QPerformer):
+        def sample_batch(self, data, generator):
+            seeds.append(generator.initial_seed())
+            return super().sample_batch(data, generator)
+
+    Noting(interval=5, width=16, n_updates=1, random_state=7).fit(logs)
+    assert seeds == [7]
+
+
 def test_temperature_draws_and_zero_takes_the_best(logs):
     p = QPerformer(interval=5, width=16, n_updates=5, n_candidates=8).fit(logs)
     x, goal = np.zeros((200, 4)), np.zeros(2)
