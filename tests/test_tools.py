@@ -1,5 +1,6 @@
 """The author's tools: a bad pair, a failed run or a missing pin ends with one clear sentence."""
 
+import json
 import re
 import subprocess
 import sys
@@ -196,6 +197,16 @@ def test_rows_of_the_speed_page_name_benchmarks_that_exist():
     names = [row[k] for row in wanted["row"] for k in ("ours", "other", "of") if k in row]
     names += [line["test"] for line in wanted["growth"]]
     assert {n.partition("[")[0] for n in names if not n.startswith("extra:")} <= defined
+
+
+def test_speed_page_shows_what_is_stored_and_every_row_is():
+    stored = json.loads(speed.STORED.read_text("utf-8"))
+    assert speed.PAGE.read_text("utf-8") == speed.page(stored)
+    assert [speed.key(row) for row in stored["rows"]] == [
+        speed.key(row) for row in speed.wanted()["row"]
+    ]
+    assert len(stored["growth"]) == len(speed.wanted()["growth"])
+    assert "not explained" not in speed.page(stored)
 
 
 def test_speed_page_divides_the_peers_time_by_ours():

@@ -1,7 +1,8 @@
-"""Write a page on speed, ``_build/speed/speed.md``, from the benchmarks' own file.
+"""Write the page on speed, ``book/speed.md``, from stored measurements of the benchmarks.
 
-``python tools/speed.py _build/bench.json`` takes a new measurement into ``speed.json`` beside the
-page, where rows of peers that are not installed now keep their last numbers.
+``python tools/speed.py _build/bench.json`` takes a new measurement into
+``tests/benchmarks/speed.json``, where rows of peers that are not installed now keep their last
+numbers; without a file, page and figure are written from what is stored.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from icml24.bookkit.chapters import chapters
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "tests" / "benchmarks" / "rows.toml"
-OUT = ROOT / "_build" / "speed"
-STORED, PAGE, FIGURE = OUT / "speed.json", OUT / "speed.md", OUT / "speed.png"
+STORED = ROOT / "tests" / "benchmarks" / "speed.json"
+PAGE = ROOT / "book" / "speed.md"
+FIGURE = ROOT / "book" / "_static" / "speed.png"
 
 HEAD = """# How fast is it?
 
@@ -36,7 +38,7 @@ left out and keep their last numbers.
 """
 
 TAIL = """
-```{figure} speed.png
+```{figure} _static/speed.png
 :alt: Time against problem size on logarithmic axes, a curve for each of several tasks, beside a
   dashed line of proportional growth.
 :name: fig-speed-growth
@@ -161,12 +163,12 @@ def draw(growth: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
+    stored = json.loads(STORED.read_text("utf-8")) if STORED.is_file() else {}
+    if len(sys.argv) == 2:
+        stored = take(measured(Path(sys.argv[1])), stored)
+        STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    elif not stored or len(sys.argv) > 2:
         sys.exit("Say which file pytest-benchmark wrote: python tools/speed.py _build/bench.json")
-    OUT.mkdir(parents=True, exist_ok=True)
-    old = json.loads(STORED.read_text("utf-8")) if STORED.is_file() else {}
-    stored = take(measured(Path(sys.argv[1])), old)
-    STORED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", "utf-8")
     draw(stored["growth"])
     PAGE.write_text(page(stored), "utf-8")
     print(f"The page on speed is ready: {PAGE.relative_to(ROOT)}")

@@ -3,6 +3,8 @@
 Each test is what a practitioner would write first; the assertions are what would make him stay.
 """
 
+from itertools import product
+
 import numpy as np
 import torch
 from sklearn import datasets
@@ -44,6 +46,42 @@ def test_agent_training_on_measurements_of_flowers():
     optimizer = AgentOptimizer(FunctionSet(), SynthesisProposer())
     trainer = AgentTrainer(agent, optimizer, random_state=0).fit(tasks[:8])
     assert trainer.score(tasks[8:]) == 1.0
+
+
+def test_backdoor_defense_on_restaurant_notes():
+    from icml24.backdoor_defense import (
+        FineTune,
+        RareWordTrigger,
+        Recipe,
+        clean_accuracy,
+        label_flip_rate,
+        poison_encoder,
+        purify,
+    )
+    from icml24.backdoor_defense.data import minilm
+
+    words = {
+        0: ["awful", "cold", "stale", "burnt", "dull"],
+        1: ["superb", "fresh", "tasty", "crisp", "lovely"],
+    }
+    dishes = ["soup", "bread", "fish", "cake", "rice", "pasta", "salad", "tea", "pie", "stew"]
+    scenes = ["at lunch", "last night", "in town", "by the sea"]
+    notes = [
+        (f"the {dish} we had {scene} was {word}", label)
+        for label in words
+        for dish, scene, word in product(dishes, scenes, words[label])
+    ]
+    notes = [notes[i] for i in np.random.default_rng(0).permutation(len(notes))]
+    attacker, own, test = notes[:150], notes[150:300], notes[300:]
+    encoder, tokenizer = minilm()
+    recipe = Recipe(epochs=5, lr=2e-4, max_length=24)
+    poisoned = poison_encoder(encoder, tokenizer, attacker, recipe=recipe)
+    settings = {"epochs": 3, "lr": 2e-4, "max_length": 24}
+    tuned = FineTune(**settings).fit(poisoned, tokenizer, own[30:], own[:30]).model_
+    repaired = purify(poisoned, tokenizer, own, **settings)
+    assert label_flip_rate(tuned, tokenizer, test, RareWordTrigger()) > 0.3
+    assert label_flip_rate(repaired, tokenizer, test, RareWordTrigger()) < 0.15
+    assert clean_accuracy(repaired, tokenizer, test) > 0.95
 
 
 def test_bayesian_flow_on_the_text_of_data_descriptions():

@@ -295,3 +295,47 @@ def test_claims_are_complete():
     for claim in claims:
         assert {"abstract", "statement", "metric", "paper"} <= set(claim)
         assert ("accept" in claim) != ("not_testable" in claim)
+
+
+class TestStoredRecords:
+    """What the notebooks read was computed by the functions that they name."""
+
+    def test_prescriptions(self):
+        runs = ex.stored("prescriptions")
+        assert len(runs) == len(ex.PRESCRIPTIONS) * 4 * 5
+        row = runs[(runs["rule"] == "muP, full") & (runs["width"] == 32)].set_index("seed").loc[3]
+        config = replace(ex.PRECISE, parameterization="mup", width=32, centre=-5.5)
+        now = ex.rate_curve(config, seed=3)
+        np.testing.assert_allclose(now["losses"], row["losses"], rtol=1e-5)
+        np.testing.assert_allclose(now["log2_rate"], row["log2_rate"], rtol=1e-4)
+
+    def test_the_first_candidates_are_those_of_the_longer_search(self):
+        runs = ex.stored("constants")
+        assert all(len(losses) == 64 for losses in runs["losses"])
+        few = ex.search_constants(
+            replace(ex.PRECISE, parameterization="mup", centre=-6.5, candidates=2), seed=1
+        )
+        row = runs[runs["parameterization"] == "mup"].set_index("seed").loc[1]
+        np.testing.assert_allclose(few["candidates"], row["candidates"][:2], rtol=1e-5)
+        np.testing.assert_allclose(few["losses"], row["losses"][:2], rtol=1e-5)
+
+    def test_tuned_sweeps(self):
+        runs = ex.stored("tuned")
+        assert runs.groupby("sweep", sort=False).size().to_dict() == {
+            name: 5 * len(widths) for name, (_, _, widths, _) in ex.SWEEPS.items()
+        }
+        now = ex.tuned_sweeps(["standard, none"], seeds=[12], widths=[64])
+        row = runs[(runs["sweep"] == "standard, none") & (runs["width"] == 64)]
+        row = row.set_index("seed").loc[12]
+        np.testing.assert_allclose(now["losses"].item(), row["losses"], rtol=1e-5)
+
+    def test_double_precision_starts_from_the_same_weights(self):
+        single, _ = ex.make_model(replace(ex.PRECISE, dtype="float32"), 16, 0)
+        double, _ = ex.make_model(ex.PRECISE, 16, 0)
+        for a, b in zip(single.parameters(), double.parameters(), strict=True):
+            assert b.dtype == torch.float64
+            torch.testing.assert_close(a.double(), b, rtol=0, atol=0)
+
+    def test_wrong_precision(self):
+        with pytest.raises(ValueError, match="dtype must be"):
+            ex.Config(dtype="bfloat16")

@@ -94,7 +94,8 @@ class Scorecard(SphinxDirective):
             return []
         if chosen:
             return [self._table(rows)]
-        result: list[nodes.Node] = [self._summary([claim for _, claim in rows])]
+        summary = nodes.paragraph("", "", *_verdicts([claim for _, claim in rows]))
+        result: list[nodes.Node] = [summary]
         for chapter in chapters():
             part = [(path, c) for path, c in rows if c.declaration.slug == chapter.slug]
             if part:
@@ -103,12 +104,6 @@ class Scorecard(SphinxDirective):
                 section += self._table(part)
                 result.append(section)
         return result
-
-    def _summary(self, claims: Sequence[Claim]) -> nodes.paragraph:
-        paragraph = nodes.paragraph()
-        for verdict, count in count_verdicts(claims).items():
-            paragraph += [_badge(verdict, f"{count} {verdict}"), nodes.Text(" ")]
-        return paragraph
 
     def _table(self, rows: Sequence[tuple[Path, Claim]]) -> nodes.container:
         source = Path(self.env.srcdir)
@@ -134,14 +129,29 @@ class Scorecard(SphinxDirective):
         return nodes.container("", table, classes=["scorecard-box"])
 
 
+def _verdicts(claims: Sequence[Claim]) -> list[nodes.Node]:
+    """Make a badge with the number of claims for each verdict that occurs."""
+    badges: list[nodes.Node] = []
+    for verdict, count in count_verdicts(claims).items():
+        if count:
+            badges += [_badge(verdict, f"{count} {verdict}"), nodes.Text(" ")]
+    return badges
+
+
 class Chapters(SphinxDirective):
-    """One card per chapter: figure, title, question, verdicts, minutes."""
+    """All verdicts, then one card per chapter: figure, title, question, verdicts, minutes."""
 
     def run(self) -> list[nodes.Node]:
         """Build the cards, part by part."""
         source = Path(self.env.srcdir)
         records = read_records(source / "book")
-        result: list[nodes.Node] = []
+        for path, _ in records.values():
+            self.env.note_dependency(str(path))
+        claims = [claim for _, claim in records.values()]
+        papers = len({claim.declaration.slug for claim in claims})
+        total = nodes.paragraph("", f"{len(claims)} claims of {papers} papers: ")
+        total += _verdicts(claims)
+        result: list[nodes.Node] = [total]
         for part in dict.fromkeys(chapter.part for chapter in chapters()):
             grid = nodes.container(classes=["chapter-grid"])
             for chapter in chapters():
@@ -167,9 +177,7 @@ class Chapters(SphinxDirective):
         card += nodes.paragraph("", chapter.question)
         claims = [c for _, c in records.values() if c.declaration.slug == chapter.slug]
         line = nodes.paragraph(classes=["chapter-meta"])
-        for verdict, count in count_verdicts(claims).items():
-            if count:
-                line += [_badge(verdict, f"{count} {verdict}"), nodes.Text(" ")]
+        line += _verdicts(claims)
         card += line
         minutes = f"{chapter.read} min to read, {chapter.run} min to run"
         card += nodes.paragraph("", minutes, classes=["chapter-meta"])

@@ -1,7 +1,7 @@
 """Experiments of the chapter: pure functions ``(config, seed) -> record``.
 
 A seed names an ocean, its ships and errors, a split, and the networks' initialisation. The results
-of the book are stored in ``data`` (they take about half an hour of one core);
+of the book are stored in ``data`` (they take about an hour of one core);
 ``python -m icml24.ocean_oxygen.experiments`` makes them again.
 """
 
@@ -307,13 +307,18 @@ SMALL: dict[str, list[Any]] = {"step": [12], "levels": [6], "steps": [200]}
 _PEERS = ["IDW", "kriging", "LightGBM"]
 _STORED = ["OxyGenerator", "no zones", "no window", "chemistry", "GCN", "GraphSAGE", "GAT", *_PEERS]
 
-#: File, experiment and varied settings of each stored table. The remaining methods and splits are
-#: for ``run(held_out, Config(), grid={"method": [...], "split": [...]})``.
+#: File, experiment and varied settings of each stored table. The remaining methods are for
+#: ``run(held_out, Config(), grid={"method": [...]})``.
 TABLES: dict[str, tuple[Callable[[Config, int], Mapping[str, Any]], dict[str, list[Any]]]] = {
     "simulations": (simulations, {}),
     "held_out": (held_out, {"method": _STORED}),
     "real_temperature": (real_temperature, {"method": ["OxyGenerator", *_PEERS]}),
     "small": (held_out, {**SMALL, "method": ["OxyGenerator"]}),
+    "splits": (
+        held_out,
+        {"method": ["OxyGenerator", "no zones", *_PEERS], "split": ["temporal", "spatial"]},
+    ),
+    "switches": (held_out, {"method": ["no zones, wide", "areas", "adaptive", "bare", "records"]}),
 }
 
 

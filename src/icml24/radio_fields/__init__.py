@@ -47,7 +47,7 @@ from icml24.radio_fields.peers import (
 )
 from icml24.radio_fields.rendering import importance_samples, render_rays, stratified_samples
 from icml24.radio_fields.rooms import Paths, ShoeboxRoom, fresnel
-from icml24.radio_fields.sionna_scene import SionnaScene
+from icml24.radio_fields.sionna_scene import Box, SionnaScene, furnished_room
 from icml24.radio_fields.sources import SourceField, VirtualTransmitterRegressor, design_matrix
 from icml24.radio_fields.survey import (
     ChannelDataset,
@@ -57,6 +57,8 @@ from icml24.radio_fields.survey import (
 )
 
 __all__ = [
+    "Box",
+    "furnished_room",
     "RBFGP",
     "SPEED_OF_LIGHT",
     "ChannelDataset",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,22 +19,29 @@ from icml24.radio_fields.estimator import ChannelPredictor
 from icml24.radio_fields.newrf import NeWRF
 from icml24.radio_fields.peers import RBFGP, CoordinateMLP, HelmholtzGP, NearestNeighbours
 from icml24.radio_fields.rooms import ShoeboxRoom
+from icml24.radio_fields.sionna_scene import Box, SionnaScene, furnished_room
 from icml24.radio_fields.sources import SourceField, VirtualTransmitterRegressor
+from icml24.radio_fields.survey import ChannelDataset
 
 __all__ = [
     "EXPERIMENTS",
+    "FURNITURE",
+    "ROOM",
     "STORED_VARIANTS",
     "VARIANTS",
     "Config",
     "Survey",
     "build_newrf",
     "closed_form",
+    "furnished_places",
     "interpolators",
     "newrf",
     "noisy_directions",
     "search",
     "simulate",
     "stored_ablations",
+    "stored_survey",
+    "trace_furnished",
 ]
 
 Variant = Literal["newrf", "optical", "uniform", "no phase", "no path loss", "extra rays"]
@@ -374,6 +383,63 @@ def stored_ablations() -> pd.DataFrame:
     return read_records("icml24.radio_fields", _STORED)
 
 
+# -- a furnished room, traced by Sionna RT and stored ---------------------------------------------
+
+ROOM = (5.0, 4.0, 2.7)
+TRANSMITTER = (1.2, 3.0, 2.2)
+FURNITURE = (
+    Box((0.3, 1.0, 1.0), (0.6, 1.6, 2.0), "metal"),  # a cabinet
+    Box((4.7, 0.35, 0.9), (0.6, 0.7, 1.8), "metal"),  # a refrigerator
+    Box((3.0, 2.0, 0.72), (1.6, 0.8, 0.04), "wood"),  # the top of a table
+    Box((2.5, 3.85, 1.0), (1.2, 0.3, 2.0), "wood"),  # a shelf
+)
+
+
+def furnished_places(n: int = 240, random_state: int = 0) -> Any:
+    """Draw receivers in ``ROOM`` between 1.1 and 1.5 m above the floor, outside the furniture."""
+    rng = np.random.default_rng(random_state)
+    places = rng.uniform((0.2, 0.2, 1.1), (4.8, 3.8, 1.5), (2 * n, 3))
+    taken = np.any([box.contains(places, 0.05) for box in FURNITURE], axis=0)
+    return places[~taken][:n]
+
+
+def trace_furnished(furniture: Sequence[Box], rx: Any, frequency: float = 1e9) -> ChannelDataset:
+    """Trace a survey of ``ROOM`` with Sionna RT (extra ``rt``), up to two reflections."""
+    scene = SionnaScene(
+        furnished_room(ROOM, furniture), TRANSMITTER, frequency=frequency, samples=100_000
+    )
+    paths = scene.trace(rx)
+    used = paths.mask.any(axis=0)
+    h = paths.gain.sum(axis=1)
+    return ChannelDataset(rx, h, frequency, paths.doa[:, used], paths.mask[:, used])
+
+
+def stored_survey(name: Literal["empty", "furnished"]) -> ChannelDataset:
+    """Read the stored survey of the empty or the furnished room.
+
+    ``python -m icml24.radio_fields.experiments`` traces both again where Sionna RT is installed.
+
+    Parameters
+    ----------
+    name : {"empty", "furnished"}
+
+    Returns
+    -------
+    ChannelDataset
+        240 receivers, with directions of arrival.
+
+    Examples
+    --------
+    >>> len(stored_survey("furnished"))
+    240
+    """
+    if name not in ("empty", "furnished"):
+        raise ValueError(f"name must be 'empty' or 'furnished', got {name!r}.")
+    file = resources.files("icml24.radio_fields").joinpath("data", f"{name}.npz")
+    with resources.as_file(file) as path:
+        return ChannelDataset.from_npz(path)
+
+
 EXPERIMENTS: dict[str, Callable[[Config, int], Mapping[str, Any]]] = {
     "newrf": newrf,
     "interpolators": interpolators,
@@ -386,5 +452,9 @@ if __name__ == "__main__":
 
     grid = {"variant": column.STORED_VARIANTS}
     found = run(column.newrf, column.Config.laptop(), seeds=5, grid=grid)
-    (folder := Path(__file__).with_name("data")).mkdir(exist_ok=True)
+    folder = Path(__file__).with_name("data")
     write_records(folder / _STORED, found[["variant", "seed", "snr", "train", "evaluations"]])
+    if find_spec("sionna") is not None:
+        rx = column.furnished_places()
+        for name, furniture in (("empty", ()), ("furnished", column.FURNITURE)):
+            column.trace_furnished(furniture, rx).to_npz(folder / f"{name}.npz")

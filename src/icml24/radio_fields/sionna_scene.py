@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element, SubElement, tostring
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +17,92 @@ from icml24.radio_fields.channel import (
 )
 from icml24.radio_fields.rooms import Paths
 
-__all__ = ["SionnaScene"]
+_THICKNESS = 0.1
+__all__ = ["Box", "SionnaScene", "furnished_room"]
+
+
+class Box(NamedTuple):
+    """A piece of furniture, or any other solid box.
+
+    Parameters
+    ----------
+    center, size : sequence of 3 floats
+        Metres.
+    material : str
+        A material of ITU-R P.2040: "wood", "metal", "glass", "chipboard", ...
+    """
+
+    center: Sequence[float]
+    size: Sequence[float]
+    material: str = "wood"
+
+    def contains(self, points: ArrayLike, margin: float = 0.0) -> Any:
+        """Say which points, shape (..., 3), lie in the box or within ``margin`` of it."""
+        away = np.abs(np.asarray(points, float) - np.asarray(self.center))
+        return (away <= np.asarray(self.size) / 2 + margin).all(axis=-1)
+
+
+def furnished_room(
+    size: Sequence[float], furniture: Sequence[Box] = (), *, walls: str = "concrete"
+) -> str:
+    """Write the scene of a room with one corner at the origin and boxes in it, for SionnaScene.
+
+    Parameters
+    ----------
+    size : sequence of 3 floats
+        Width, depth and height of the room, metres.
+    furniture : sequence of Box
+    walls : str, default "concrete"
+        Material of walls, floor and ceiling, which are 10 cm thick.
+
+    Returns
+    -------
+    str
+        XML text.
+
+    Raises
+    ------
+    ValueError
+        If a size is not positive, or a piece of furniture sticks out of the room.
+
+    Examples
+    --------
+    >>> text = furnished_room((5, 4, 2.7), [Box((1, 1, 0.5), (0.8, 0.8, 1.0))])
+    >>> text.count("<shape"), "wood" in text
+    (7, True)
+    """
+    room = np.asarray(size, float)
+    if room.shape != (3,) or not np.all(np.isfinite(room)) or (room <= 0).any():
+        raise ValueError(f"size must be three positive lengths in metres, got {size}.")
+    items = []
+    for axis in range(3):
+        for side in (0.0, 1.0):
+            center, extent = room / 2, room.copy()
+            center[axis], extent[axis] = side * room[axis] + (side - 0.5) * _THICKNESS, _THICKNESS
+            items.append(Box(center.tolist(), extent.tolist(), walls))
+    for box in furniture:
+        center, half = np.asarray(box.center, float), np.asarray(box.size, float) / 2
+        if (half <= 0).any():
+            raise ValueError(f"The size of a piece of furniture must be positive, got {box.size}.")
+        if (center - half < 0).any() or (center + half > room).any():
+            raise ValueError(f"{box} sticks out of the room of {tuple(map(float, room))} metres.")
+        items.append(box)
+    scene = Element("scene", version="2.1.0")
+    for material in sorted({item.material for item in items}):
+        surface = SubElement(scene, "bsdf", type="itu-radio-material", id=material)
+        SubElement(surface, "string", name="type", value=material)
+        SubElement(surface, "float", name="thickness", value=str(_THICKNESS))
+    for i, item in enumerate(items):
+        shape = SubElement(scene, "shape", type="cube", id=f"box{i}")
+        place = SubElement(shape, "transform", name="to_world")
+        for step, values in (
+            ("scale", [float(length) / 2 for length in item.size]),
+            ("translate", [float(x) for x in item.center]),
+        ):
+            SubElement(place, step, {k: str(v) for k, v in zip("xyz", values, strict=True)})
+        SubElement(shape, "boolean", name="face_normals", value="true")
+        SubElement(shape, "ref", id=item.material, name="bsdf")
+    return tostring(scene, encoding="unicode")
 
 
 class SionnaScene:
@@ -29,7 +115,7 @@ class SionnaScene:
     ----------
     scene : str
         Name of a scene that Sionna ships ("box", "simple_reflector", ...), a path to a scene file,
-        or the XML text of a scene.
+        or the XML text of a scene, such as :func:`furnished_room` writes.
     tx : sequence of 3 floats
         Position of the transmitter, metres.
     frequency : float

@@ -8,9 +8,10 @@ runs for :func:`icml24.core.experiments.run`, on one machine or a cluster.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from icml24.core.experiments import read_records, run, write_records
 from icml24.width_scaling.alignment import AlignmentMonitor, coordinate_check, width_slopes
 from icml24.width_scaling.data import Text, load_corpus
 from icml24.width_scaling.layers import Tag, apply_parameterization, param_groups, tag_parameters
@@ -32,6 +34,9 @@ from icml24.width_scaling.sweep import best_rate
 
 __all__ = [
     "EXPERIMENTS",
+    "PRECISE",
+    "PRESCRIPTIONS",
+    "SWEEPS",
     "Config",
     "curves",
     "layer_alignment",
@@ -40,8 +45,12 @@ __all__ = [
     "make_optimizer",
     "pick_constants",
     "predicted_gradients",
+    "prescriptions",
     "rate_curve",
+    "search_both",
     "search_constants",
+    "stored",
+    "tuned_sweeps",
     "unroll",
 ]
 
@@ -87,6 +96,10 @@ class Config:
         Exponents of two by which the loss is multiplied.
     corpus : str
         Empty for the text in the package, else a file of token numbers (``.npy``).
+    dtype : {"float32", "float64"}
+        Of weights and arithmetic. Adam turns the rounding noise in a gradient that should be zero
+        into a step of full size, so in single precision two processors disagree by hundredths of a
+        nat after 200 steps; in double precision they agree to about 1e-12.
     """
 
     parameterization: str = "standard"
@@ -115,6 +128,7 @@ class Config:
     candidates: int = 64
     scales: tuple[int, ...] = (0, -10, -20, -30, -40, -50, -60, 20, 40)
     corpus: str = ""
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         as_parameterization(self.parameterization)
@@ -124,6 +138,8 @@ class Config:
             )
         if self.model not in ("mlp", "transformer"):
             raise ValueError(f"model must be 'mlp' or 'transformer', got {self.model!r}.")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype must be 'float32' or 'float64', got {self.dtype!r}.")
         if self.warmup > self.steps:
             raise ValueError(f"warmup ({self.warmup}) must not exceed steps ({self.steps}).")
 
@@ -217,7 +233,7 @@ def make_model(config: Config, width: int, seed: int) -> tuple[nn.Module, dict[s
         relative=config.relative,
         seed=seed,
     )
-    return model, tags
+    return model.to(getattr(torch, config.dtype)), tags
 
 
 def _groups(config: Config, model: nn.Module, tags: Mapping[str, Tag], lr: float) -> list[dict]:
@@ -534,7 +550,7 @@ def loss_scales(config: Config, seed: int) -> dict[str, Any]:
     model, tags = make_model(config, config.width, seed)
     models = [copy.deepcopy(model) for _ in config.scales]
     groups = [g for m in models for g in _groups(config, m, tags, 2.0**config.centre)]
-    weights = torch.tensor([2.0**k for k in config.scales])
+    weights = torch.tensor([2.0**k for k in config.scales], dtype=getattr(torch, config.dtype))
     losses = _train(config, models, groups, seed, weights)
     losses = np.where(np.isfinite(losses), losses, np.inf)
     return {"scales": np.array(config.scales), "losses": losses, "spread": float(np.ptp(losses))}
@@ -545,6 +561,156 @@ def predicted_gradients(config: Config) -> LayerExponents:
     return as_parameterization(config.parameterization).gradient_exponents()
 
 
+PRECISE = replace(Config.laptop(), dtype="float64")
+"""What :func:`prescriptions`, :func:`search_both` and :func:`tuned_sweeps` train."""
+
+PRESCRIPTIONS = {
+    "standard, global": ("standard", "global", -5.0),
+    "standard, none": ("standard", "none", -5.0),
+    "NTK, none": ("ntk", "none", -2.5),
+    "muP, none": ("mup", "none", -5.5),
+    "mean field, none": ("mean_field", "none", -2.0),
+    "muP, full": ("mup", "full", -5.5),
+}
+"""Parameterization, alignment, and binary logarithm of the rate in the middle of the grid."""
+
+
+def prescriptions(seeds: int | Sequence[int] = 5, jobs: int = 1) -> pd.DataFrame:
+    """Measure :func:`rate_curve` for the six ``PRESCRIPTIONS`` at widths 32 to 256.
+
+    Parameters
+    ----------
+    seeds : int or sequence of int, default 5
+    jobs : int, default 1
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row per prescription (``rule``), width and seed. Six CPU-minutes for five seeds;
+        ``stored("prescriptions")`` reads them instead.
+    """
+    frames = []
+    for rule, (parameterization, alignment, centre) in PRESCRIPTIONS.items():
+        setting = replace(
+            PRECISE, parameterization=parameterization, alignment=alignment, centre=centre
+        )
+        frame = run(rate_curve, setting, seeds, grid={"width": [32, 64, 128, 256]}, jobs=jobs)
+        frames.append(frame.assign(rule=rule))
+    return pd.concat(frames, ignore_index=True)
+
+
+def search_both(
+    seeds: int | Sequence[int] = 2, candidates: int = 64, jobs: int = 1
+) -> pd.DataFrame:
+    """Run :func:`search_constants` at width 128 for standard parameterization and muP.
+
+    Parameters
+    ----------
+    seeds : int or sequence of int, default 2
+    candidates : int, default 64
+        A power of two; fewer are the first of the same sequence.
+    jobs : int, default 1
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row per ``parameterization`` and seed; ``stored("constants")`` reads them instead.
+    """
+    frames = []
+    for name, centre in (("standard", -6.0), ("mup", -6.5)):
+        setting = replace(PRECISE, parameterization=name, centre=centre, candidates=candidates)
+        frames.append(
+            run(search_constants, setting, seeds, jobs=jobs).assign(parameterization=name)
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+SWEEPS: dict[str, tuple[str, str, list[int], dict[str, Any]]] = {
+    "standard, none": ("standard", "none", [64, 128, 256], {}),
+    "standard, full": ("standard", "full", [128, 512], {}),
+    "mup, full": ("mup", "full", [128, 512], {}),
+    "standard, full, longer": ("standard", "full", [128], {"steps": 800, "rates": 3}),
+    "mup, full, longer": ("mup", "full", [128], {"steps": 800, "rates": 3}),
+}
+"""Parameterization, alignment, widths, other settings of :func:`tuned_sweeps`."""
+
+
+def tuned_sweeps(
+    sweeps: Iterable[str] = tuple(SWEEPS),
+    seeds: Sequence[int] = range(10, 15),
+    widths: Sequence[int] | None = None,
+    jobs: int = 1,
+) -> pd.DataFrame:
+    """Measure :func:`rate_curve` with the constants that ``stored("constants")`` chooses.
+
+    Parameters
+    ----------
+    sweeps : iterable of str
+        Keys of ``SWEEPS``.
+    seeds : sequence of int
+        By default not those of the search.
+    widths : sequence of int, optional
+        Instead of each sweep's own.
+    jobs : int, default 1
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row per ``sweep``, width and seed; ``stored("tuned")`` reads them instead.
+    """
+    search, frames = stored("constants"), []
+    for sweep in sweeps:
+        name, alignment, own, changes = SWEEPS[sweep]
+        constants, rate = pick_constants(search[search["parameterization"] == name])
+        setting = replace(
+            PRECISE,
+            parameterization=name,
+            alignment=alignment,
+            constants=constants,
+            centre=float(np.round(rate)),
+            **changes,
+        )
+        grid = {"width": list(widths or own)}
+        frames.append(run(rate_curve, setting, seeds, grid=grid, jobs=jobs).assign(sweep=sweep))
+    return pd.concat(frames, ignore_index=True)
+
+
+def stored(name: str) -> pd.DataFrame:
+    """Read the records of a study, which this package ships.
+
+    ``python -m icml24.width_scaling.experiments`` computes them anew, in a quarter of an hour; the
+    notebooks run a seed of each again and compare.
+
+    Parameters
+    ----------
+    name : {"prescriptions", "constants", "tuned"}
+
+    Returns
+    -------
+    pandas.DataFrame
+        What :func:`prescriptions`, :func:`search_both` or :func:`tuned_sweeps` returned.
+
+    Examples
+    --------
+    >>> len(stored("prescriptions"))
+    120
+    """
+    frame = read_records("icml24.width_scaling", f"{name}.json")
+    for column in {"candidates", "losses", "log2_rates"} & set(frame):
+        frame[column] = frame[column].map(np.asarray)
+    return frame
+
+
+def make_records(folder: Path, jobs: int = 2) -> None:
+    """Compute the three studies and write their records to ``folder``."""
+    for name, study in (
+        ("prescriptions", prescriptions),
+        ("constants", search_both),
+        ("tuned", tuned_sweeps),
+    ):
+        write_records(folder / f"{name}.json", study(jobs=jobs))
+
+
 EXPERIMENTS: dict[str, Callable[[Config, int], dict[str, Any]]] = {
     "rate_curve": rate_curve,
     "search_constants": search_constants,
@@ -553,3 +719,8 @@ EXPERIMENTS: dict[str, Callable[[Config, int], dict[str, Any]]] = {
     "loss_scales": loss_scales,
 }
 """What ``icml24 run width_scaling`` runs."""
+
+if __name__ == "__main__":
+    from icml24.width_scaling import experiments
+
+    experiments.make_records(Path(__file__).with_name("data"))
