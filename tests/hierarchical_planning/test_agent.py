@@ -62,6 +62,20 @@ def test_a_reached_sub_goal_is_replaced_for_its_row_only(agent):
     assert np.array_equal(loop.plan_[0], first[0]) and not np.array_equal(loop.plan_[1], first[1])
 
 
+def test_an_early_replacement_leaves_the_clock_of_the_other_rows(agent):
+    loop, _ = hollow(agent, replan_every=3, reached=1e-3, goal_distance=0.0)
+    x, goal, plans = np.zeros((2, 4)), np.array([1.0, 1.0]), []
+    for step in range(4):
+        loop.act(x, goal)
+        plans.append(loop.plan_.copy())
+        x[1, :2] = plans[0][1, 1] if step == 0 else 0.0  # row 1 arrives after one decision
+    changed = [
+        [not np.array_equal(a[row], b[row]) for a, b in itertools.pairwise(plans)]
+        for row in (0, 1)
+    ]
+    assert changed == [[False, False, True], [True, False, False]]
+
+
 def test_sub_goals_out_of_range_are_passed_over(agent):
     x, goal = np.zeros((1, 4)), np.array([1.0, 1.0])
     free, _ = hollow(agent, n_plans=16)
