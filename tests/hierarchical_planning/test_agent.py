@@ -70,8 +70,7 @@ def test_an_early_replacement_leaves_the_clock_of_the_other_rows(agent):
         plans.append(loop.plan_.copy())
         x[1, :2] = plans[0][1, 1] if step == 0 else 0.0  # row 1 arrives after one decision
     changed = [
-        [not np.array_equal(a[row], b[row]) for a, b in itertools.pairwise(plans)]
-        for row in (0, 1)
+        [not np.array_equal(a[row], b[row]) for a, b in itertools.pairwise(plans)] for row in (0, 1)
     ]
     assert changed == [[False, False, True], [True, False, False]]
 
@@ -127,6 +126,17 @@ def test_saved_agents_act_the_same(agent, tmp_path, half):
     assert gap < 0.2 if half else gap < 1e-6
     with np.load(path, allow_pickle=False) as file:
         assert all(file[name].dtype != object for name in file.files)
+
+
+def test_a_loaded_agent_acts_in_the_units_of_the_environment(tmp_path):
+    data = hp.OfflineDataset.from_episodes(
+        [hp.Episode(np.zeros((2, 1)), [[1.5]], [0.0]) for _ in range(9)], 1.0, 7.0
+    )
+    agent = hp.diffusion_ql(n_updates=1, width=8).fit(data)
+    agent.save(tmp_path / "agent.npz")
+    back = hp.load(tmp_path / "agent.npz")
+    x = np.zeros((20, 1))
+    assert np.allclose(back.act(x), agent.act(x), atol=1e-6)
 
 
 def test_saving_refuses_what_it_cannot_write(agent, tmp_path):
