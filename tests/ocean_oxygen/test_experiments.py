@@ -86,6 +86,9 @@ def test_stored_records_are_those_of_this_code(method):
     for name in ("rmse", "mape", "r2", "coverage"):
         assert record[name] == pytest.approx(table[name], rel=1e-3)
     assert sorted(ex.stored("held_out")["seed"].unique()) == [0, 1, 2, 3, 4]
+    strict = ex.stored("splits").query("method == @method and seed == 1 and split == 'spatial'")
+    record = run(ex.held_out, replace(ex.Config(), method=method, split="spatial"), [1]).iloc[0]
+    assert record["rmse"] == pytest.approx(strict["rmse"].item(), rel=1e-3)
 
 
 def test_stored_tables_are_complete():
