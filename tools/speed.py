@@ -29,18 +29,23 @@ HEAD = """# How fast is it?
 
 Each row is one benchmark of `tests/benchmarks`, ours and a peer's in the same run on {cpu} ({cores}
 cores, Python {python}, torch {torch}, {date}). "Times as fast" is the peer's time divided by ours;
-a number below 1 means that the peer is faster, and the reason stands below the table. `make bench`
+a number below 1 means that the peer is faster, and the reason stands at the end. `make bench`
 measures everything again on your machine and writes this page. Peers that are not installed are
 left out and keep their last numbers.
+"""
 
-| chapter | task | ours | peer | the peer's time | times as fast |
-|---|---|---|---|---|---|
+TABLE = """
+## {title}
+
+| task | peer | times as fast | ours | peer's |
+|---|---|---|---|---|
 """
 
 TAIL = """
+## How cost grows
+
 ```{figure} _static/speed.png
-:alt: Time against problem size on logarithmic axes, a curve for each of several tasks, beside a
-  dashed line of proportional growth.
+:alt: Time against problem size on logarithmic axes, for several tasks, beside a dashed line.
 :name: fig-speed-growth
 
 How cost grows with size: seconds against the size of the problem, both relative to the smallest.
@@ -130,15 +135,18 @@ def page(stored: Mapping[str, Any]) -> str:
     text = HEAD.format(**stored["machine"])
     notes, last = [], None
     for row in stored["rows"]:
-        slug = row["chapter"]
-        name = "" if slug == last else titles[slug]
-        cells = [name, row["task"], spoken(row["ours"]), row["peer"], spoken(row["other"])]
-        text += "| " + " | ".join([*cells, times(row["ratio"])]) + " |\n"
-        reason, last = why.get(key(row)), slug
+        if row["chapter"] != last:
+            last = row["chapter"]
+            text += TABLE.format(title=titles[last])
+        times_ = spoken(row["ours"]), spoken(row["other"])
+        text += (
+            f"| {row['task']} | {row['peer']} | {times(row['ratio'])} | {' | '.join(times_)} |\n"
+        )
         if row["ratio"] < 1:
-            notes.append(f"- *{row['task']}*, against {row['peer']}: {reason or 'not explained.'}")
+            reason = why.get(key(row)) or "not explained."
+            notes.append(f"- *{row['task']}*, against {row['peer']}: {reason}")
     if notes:
-        text += "\nWhere the peer is faster:\n\n" + "\n".join(notes) + "\n"
+        text += "\n## Where the peer is faster\n\n" + "\n".join(notes) + "\n"
     return text + TAIL
 
 
