@@ -565,10 +565,10 @@ EXPERIMENTS: dict[str, Callable[[Config, int], dict[str, Any]]] = {
 #: Seeds behind the stored records.
 SEEDS = {
     "badnets": 5,
-    "layerwise": 1,
-    "domain_shift": 1,
-    "clean_model": 1,
-    "adaptive": 1,
+    "layerwise": 3,
+    "domain_shift": 3,
+    "clean_model": 3,
+    "adaptive": 3,
     "sweeps": 1,
 }
 
@@ -576,7 +576,7 @@ SEEDS = {
 def load(name: str) -> pd.DataFrame:
     """Read the stored records of an experiment under ``Config.laptop()``, one row for each seed.
 
-    They took an hour of one core; ``python -m icml24.backdoor_defense.experiments`` makes them
+    They took an hour and a half of one core; ``python -m icml24.backdoor_defense.experiments`` makes them
     again. They hold numbers only, no weights and no reviews.
 
     Parameters
