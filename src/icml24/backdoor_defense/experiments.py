@@ -576,8 +576,8 @@ SEEDS = {
 def load(name: str) -> pd.DataFrame:
     """Read the stored records of an experiment under ``Config.laptop()``, one row for each seed.
 
-    They took an hour and a half of one core; ``python -m icml24.backdoor_defense.experiments`` makes them
-    again. They hold numbers only, no weights and no reviews.
+    They took an hour and a half of one core; ``python -m icml24.backdoor_defense.experiments``
+    makes them again. They hold numbers only, no weights and no reviews.
 
     Parameters
     ----------
