@@ -3,8 +3,12 @@
 ``pytest tests/benchmarks/test_backdoor_defense.py`` prints the times. PURE with E epochs is two
 fine-tunings of E epochs, one look at the attention, and some passes over the validation texts.
 Memory: the penalty needs attention matrices (batch x heads x tokens x tokens for each layer), which
-"eager" attention keeps for the backward pass anyway.
+"eager" attention keeps for the backward pass anyway; ``test_memory`` notes the peak of each method in
+a process of its own.
 """
+
+import subprocess
+import sys
 
 import pytest
 
@@ -65,3 +69,31 @@ def test_part(benchmark, encoder, name):
 def test_filter(benchmark):
     texts = [text for text, _ in TRAIN]
     benchmark.pedantic(lambda: OnionFilter().fit(texts).transform(texts), rounds=3)
+
+
+CHILD = """
+import resource, torch
+from icml24.backdoor_defense import PURE, FineTune
+from icml24.backdoor_defense.toy import made_up_reviews, tiny_encoder, word_tokenizer
+torch.set_num_threads(1)
+rows = [(" ".join([text] * 16), label) for text, label in made_up_reviews(96)]
+encoder = tiny_encoder(layers=4, heads=8, width=128)
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+{method}(epochs=1, max_length=128).fit(encoder, word_tokenizer(), rows[:64], rows[64:])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs the module resource")
+@pytest.mark.benchmark(group="backdoor defence: memory")
+def test_memory(benchmark):
+    def peak(method):
+        run = [sys.executable, "-c", CHILD.format(method=method)]
+        out = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+        return float(out.split()[-1])
+
+    found = benchmark.pedantic(
+        lambda: {method: peak(method) for method in ("FineTune", "PURE")}, rounds=1
+    )
+    benchmark.extra_info.update({f"{name}, MiB": round(mib) for name, mib in found.items()})
+    assert found["PURE"] < 3 * found["FineTune"]

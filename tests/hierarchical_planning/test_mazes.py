@@ -138,6 +138,44 @@ def test_gym_task_reads_goals_and_success():
     task.close()
 
 
+class Arena:
+    """A state of three numbers; the goal is a whole state and comes with ``info``."""
+
+    class action_space:
+        low, high, shape = -np.ones(2), np.ones(2), (2,)
+
+    def reset(self, seed, options=None):
+        return np.array([seed, 0.0, 7.0]), {"goal": np.array([1.0, 2.0, 9.0])}
+
+    def step(self, action):
+        return np.array([*action, 7.0]), -1.0, False, False, {"success": float(action[0] > 0)}
+
+
+def test_goals_that_come_with_info():
+    _, goals = hp.GymTask(Arena).reset([3, 4])
+    assert np.array_equal(goals, [[1, 2, 9]] * 2)
+    task = hp.GymTask(Arena, goal_features=(1, 0))
+    x, goals = task.reset([3, 4])
+    assert np.array_equal(x, [[3, 0, 7], [4, 0, 7]]) and np.array_equal(goals, [[2, 1]] * 2)
+    assert np.array_equal(task.step([[0.5, 0.0], [-0.5, 0.0]]).success, [True, False])
+
+
+@pytest.mark.parametrize(("robot", "size"), [("pointmaze", 2), ("antmaze", 29)])
+def test_ogbench(robot, size):
+    ogbench = pytest.importorskip("ogbench", reason="needs ogbench: pip install ogbench")
+    task = hp.GymTask(
+        lambda: ogbench.make_env_and_datasets(f"{robot}-medium-navigate-v0", env_only=True),
+        max_steps=5,
+        goal_features=(0, 1),
+    )
+    x, goals = task.reset([0, 1])
+    assert x.shape == (2, size) and goals.shape == (2, 2)
+    walker = hp.Controller(lambda x, goal: np.zeros((len(x), len(task.action_low))))
+    result = hp.evaluate_policy(walker, task, 2)
+    assert result.paths.shape[0] == 2 and not result.success.any()
+    task.close()
+
+
 def test_unbounded_actions_and_odd_dictionaries():
     class Space:
         low, high, shape = np.array([-np.inf]), np.array([np.inf]), (1,)

@@ -240,7 +240,8 @@ class GymTask(Task):
     """Any Gymnasium environment with a box of actions, several copies in lock step.
 
     Observations are a flat box, or a dictionary with ``observation`` and ``desired_goal`` (the
-    convention of gymnasium-robotics). Success is read from ``info["success"]`` (or
+    convention of gymnasium-robotics); without the latter, a goal is read from ``info["goal"]`` at
+    the reset (the convention of OGBench). Success is read from ``info["success"]`` (or
     ``"is_success"``), else an episode that terminates with a positive reward counts.
 
     Parameters
@@ -257,6 +258,8 @@ class GymTask(Task):
     keys : sequence of str
         Entries of dictionary observations that are joined, as in
         :meth:`.OfflineDataset.from_minari`.
+    goal_features : sequence of int, optional
+        Entries of the environment's goal that the agent is told, where the goal is a whole state.
 
     Examples
     --------
@@ -272,6 +275,7 @@ class GymTask(Task):
         max_steps: int = 1000,
         options: Mapping[str, Any] | None = None,
         keys: Sequence[str] = ("observation",),
+        goal_features: Sequence[int] | None = None,
     ) -> None:
         if repeat < 1 or max_steps < 1:
             raise ValueError(f"repeat and max_steps must be at least 1: {repeat}, {max_steps}.")
@@ -291,14 +295,21 @@ class GymTask(Task):
             np.ravel(high).astype(float),
         )
         self.repeat, self.max_steps, self.options = repeat, max_steps, dict(options or {})
-        self.keys = tuple(keys)
+        self.keys, self.goal_features = tuple(keys), goal_features
 
-    def _split(self, observation: Any) -> tuple[Array, Array | None]:
+    def _split(
+        self, observation: Any, info: Mapping[str, Any] | None = None
+    ) -> tuple[Array, Array | None]:
+        goal = (info or {}).get("goal")
         if isinstance(observation, Mapping):
-            goal = observation.get("desired_goal")
+            goal = observation.get("desired_goal", goal)
             seen = joined(observation, self.keys)
-            return seen, None if goal is None else np.ravel(goal)
-        return np.ravel(observation), None
+        else:
+            seen = np.ravel(observation)
+        if goal is None:
+            return seen, None
+        told = np.ravel(goal)
+        return seen, told if self.goal_features is None else told[list(self.goal_features)]
 
     def reset(self, seeds: Sequence[int]) -> tuple[Array, Array | None]:
         """Start one episode for each seed."""
@@ -306,7 +317,7 @@ class GymTask(Task):
         self._envs += [self._make() for _ in range(len(seeds) - len(self._envs))]
         self._n = len(seeds)
         rows = [
-            self._split(env.reset(seed=seed, options=dict(self.options) or None)[0])
+            self._split(*env.reset(seed=seed, options=dict(self.options) or None))
             for env, seed in zip(self._envs, seeds, strict=False)
         ]
         self._last = np.array([row[0] for row in rows], dtype=float)
