@@ -3,8 +3,8 @@
 ``pytest tests/benchmarks/test_backdoor_defense.py`` prints the times. PURE with E epochs is two
 fine-tunings of E epochs, one look at the attention, and some passes over the validation texts.
 Memory: the penalty needs attention matrices (batch x heads x tokens x tokens for each layer), which
-"eager" attention keeps for the backward pass anyway; ``test_memory`` notes the peak of each method in
-a process of its own.
+"eager" attention keeps for the backward pass anyway; ``test_memory`` notes the peak of each method
+in a process of its own.
 """
 
 import subprocess
