@@ -17,11 +17,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z0-9_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 book: $(VENV)/.ok  ## check the notebook pairs and render the book into _build/html
-	@$(BIN)/python tools/nb.py check
-	@$(BIN)/jupyter-book build . -W -n --keep-going -q || \
-	  { echo "The book did not build: mend the warnings above."; exit 1; }
-	@touch _build/html/.nojekyll
-	@echo "The book is ready: open _build/html/index.html"
+	@$(BIN)/python tools/book.py
 
 test: lint unit notebooks  ## lint, types, unit tests, and every notebook under nbval
 

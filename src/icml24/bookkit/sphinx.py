@@ -23,10 +23,12 @@ from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.ext import viewcode
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 from sphinx.util.nodes import make_refnode
 
+import icml24
 from icml24.bookkit.chapters import Chapter, chapters, count_verdicts
 from icml24.bookkit.claims import Claim, css_class, read_records
 
@@ -257,23 +259,52 @@ def _signature_rows(match: re.Match[str]) -> str:
     return f"<span>{rows}</span>"
 
 
-def resolve_short_name(
-    app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, contnode: nodes.Element
-) -> nodes.Node | None:
+class ShortNames:
     """Resolve a bare or re-exported name, ``:func:`name```, within the column that uses it."""
-    if node.get("refdomain") != "py":
-        return None
-    objects = env.domains["py"].data["objects"]
-    wanted = node["reftarget"].lstrip(".")
-    home = wanted if wanted.startswith("icml24.") else str(node.get("py:module") or "")
-    column = ".".join(home.split(".")[:2]) + "."
-    short = wanted.removeprefix(column)
-    places = [name for name in objects if name.startswith(column) and name.endswith("." + short)]
-    if not home or not places:
-        return None
-    name = min(places, key=len)
-    target = objects[name]
-    return make_refnode(app.builder, node["refdoc"], target.docname, target.node_id, contnode, name)
+
+    def __init__(self) -> None:
+        self._places: dict[str, list[str]] = {}  # last part of a name -> full names
+
+    def __call__(
+        self, app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, text: nodes.Element
+    ) -> nodes.Node | None:
+        """Handle the event ``missing-reference``, which comes after all pages were read."""
+        if node.get("refdomain") != "py":
+            return None
+        objects = env.domains["py"].data["objects"]
+        if not self._places:
+            for name in objects:
+                self._places.setdefault(name.rsplit(".", 1)[-1], []).append(name)
+        wanted = node["reftarget"].lstrip(".")
+        home = wanted if wanted.startswith("icml24.") else str(node.get("py:module") or "")
+        column = ".".join(home.split(".")[:2]) + "."
+        short = wanted.removeprefix(column)
+        found = self._places.get(short.rsplit(".", 1)[-1], [])
+        found = [name for name in found if name.startswith(column) and name.endswith("." + short)]
+        if not home or not found:
+            return None
+        name = min(found, key=len)
+        target = objects[name]
+        return make_refnode(app.builder, node["refdoc"], target.docname, target.node_id, text, name)
+
+
+def adopt_nodes(app: Sphinx, doctree: nodes.document) -> None:
+    """Let every node belong to the page.
+
+    MyST parses embedded reStructuredText in a document of its own, whose settings hold the whole
+    environment; stored with the page it made the API pages fifty times as large.
+    """
+    for node in doctree.findall():
+        node.document = doctree
+
+
+def module_file(app: Sphinx, name: str) -> str | None:
+    """Find a module's file without importing it."""
+    path = Path(icml24.__file__).parent.parent.joinpath(*name.split("."))
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return str(file)
+    return None
 
 
 def skip_generated(
@@ -286,11 +317,13 @@ def skip_generated(
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.setup_extension("sphinx.ext.autodoc")
+    viewcode.get_module_filename = module_file  # the original imports each module in each build
     app.add_role("claim", ClaimRole())
     app.add_directive("scorecard", Scorecard)
     app.add_directive("chapters", Chapters)
     app.connect("build-finished", copy_vendored)
-    app.connect("missing-reference", resolve_short_name)
+    app.connect("missing-reference", ShortNames())
+    app.connect("doctree-read", adopt_nodes)
     app.connect("autodoc-skip-member", skip_generated)
     app.connect("html-page-context", clean_page, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import scipy  # its parts load at first use, which keeps the command line and the book quick
 from numpy.typing import ArrayLike
-from scipy import stats
 
 __all__ = ["Estimate", "mean_interval", "paired_difference", "proportion_interval"]
 
@@ -109,12 +109,12 @@ def mean_interval(
     x = _observations(x, "x")
     _check_level(level)
     mean = float(x.mean())
-    if x.size == 1 or stats.sem(x) == 0:
+    if x.size == 1 or scipy.stats.sem(x) == 0:
         return Estimate(mean, mean, mean, x.size, level)
     if method == "t":
-        low, high = stats.t.interval(level, x.size - 1, loc=mean, scale=stats.sem(x))
+        low, high = scipy.stats.t.interval(level, x.size - 1, loc=mean, scale=scipy.stats.sem(x))
     elif method == "bootstrap":
-        interval = stats.bootstrap(
+        interval = scipy.stats.bootstrap(
             (x,), np.mean, confidence_level=level, rng=np.random.default_rng(random_state)
         ).confidence_interval
         low, high = min(interval.low, mean), max(interval.high, mean)
@@ -189,6 +189,8 @@ def proportion_interval(successes: int, trials: int, level: float = 0.95) -> Est
         raise ValueError(
             f"successes must lie between 0 and trials >= 1, got {successes} of {trials}."
         )
-    interval = stats.binomtest(int(successes), int(trials)).proportion_ci(level, method="exact")
+    interval = scipy.stats.binomtest(int(successes), int(trials)).proportion_ci(
+        level, method="exact"
+    )
     share = successes / trials
     return Estimate(share, float(interval.low), float(interval.high), int(trials), level)

@@ -11,6 +11,7 @@ ours, not the paper's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,8 +21,11 @@ from scipy.stats import norm
 
 __all__ = ["accuracy", "binary_entropy", "critical_spread", "energy", "flow", "gap_curvature"]
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(400)  # on [-1, 1]
-_NORMAL = 9 * _WEIGHTS * norm.pdf(9 * _NODES)
+
+@cache
+def _quadrature() -> tuple[np.ndarray, np.ndarray]:
+    """Return nodes and weights of Gauss and Legendre on [-1, 1]."""
+    return np.polynomial.legendre.leggauss(400)
 
 
 def _check(k: float, s: float, mu: float) -> None:
@@ -64,12 +68,14 @@ def _mean(
     the 1/k over which the function (all but zero beyond 45) varies, the logits from -45 to 45.
     """
     centre = np.asarray(b, dtype=float)[..., None] + shift
+    nodes, weights = _quadrature()
     if k * s < 5:
-        x = 9 * s * _NODES
-        return 0.5 * (function(k * (centre - mu + x)) + function(k * (centre + mu + x))) @ _NORMAL
-    z = 45 * _NODES
+        x = 9 * s * nodes
+        values = function(k * (centre - mu + x)) + function(k * (centre + mu + x))
+        return 0.5 * values @ (9 * weights * norm.pdf(9 * nodes))
+    z = 45 * nodes
     density = norm.pdf(z / k, centre - mu, s) + norm.pdf(z / k, centre + mu, s)
-    return 0.5 * density @ (45 / k * _WEIGHTS * function(z))
+    return 0.5 * density @ (45 / k * weights * function(z))
 
 
 def energy(b: ArrayLike, k: float, s: float, shift: float = 0.0, mu: float = 1.0) -> np.ndarray:
