@@ -80,6 +80,21 @@ def test_every_notebook_and_chapter_is_in_the_contents():
 
 
 @each_chapter
+def test_minutes_to_read_add_up(chapter):
+    folder = ROOT / "book" / chapter.slug
+    index = re.search(r"(\d+)\s+minutes\s+to\s+read", (folder / "index.md").read_text("utf-8"))
+    pages = [path.read_text("utf-8") for path in sorted(folder.glob("[0-9]*.md"))]
+    minutes = [int(re.search(r"\*(\d+)\s+minutes\s+to\s+read", page)[1]) for page in pages]
+    assert chapter.read == int(index[1]) == sum(minutes)
+
+
+def test_chapters_are_numbered_as_in_the_table_of_contents():
+    listed = [Path(name).parent.name for name in toc_files() if name.endswith("/index")]
+    assert [chapter.slug for chapter in CHAPTERS] == listed
+    assert [chapter.order for chapter in CHAPTERS] == list(range(1, len(CHAPTERS) + 1))
+
+
+@each_chapter
 def test_index_has_the_frame(chapter):
     text = (ROOT / "book" / chapter.slug / "index.md").read_text()
     assert "Minutes and needs" in text

@@ -31,7 +31,7 @@ def scorecard() -> str:
 def table() -> str:
     claims = [claim for _, claim in read_records(ROOT / "book").values()]
     total = ", ".join(f"{n} {verdict}" for verdict, n in count_verdicts(claims).items())
-    lines = [f"**{len(claims)} claims tested: {total}.**", ""]
+    lines = [f"**{len(claims)} claims: {total}.**", ""]
     lines += ["| chapter | claim | paper | measured here | verdict |", "|---|---|---|---|---|"]
     for chapter in chapters():
         name = f"[{chapter.title}](book/{chapter.slug}/index.md)"

@@ -29,9 +29,9 @@ HEAD = """# How fast is it?
 
 Each row is one benchmark of `tests/benchmarks`, ours and a peer's in the same run on {cpu} ({cores}
 cores, Python {python}, torch {torch}, {date}). "Times as fast" is the peer's time divided by ours;
-a number below 1 means that the peer is faster, and the reason stands at the end. `make bench`
-measures everything again on your machine and writes this page. Peers that are not installed are
-left out and keep their last numbers.
+where the peer is faster, the reason stands at the end. `make bench` measures everything again on
+your machine and writes this page. Peers that are not installed are left out and keep their last
+numbers.
 """
 
 TABLE = """
@@ -45,7 +45,7 @@ TAIL = """
 ## How cost grows
 
 ```{figure} _static/speed.png
-:alt: Time against problem size on logarithmic axes, for several tasks, beside a dashed line.
+:alt: Relative time against relative size: most lines stay near or below proportional growth.
 :name: fig-speed-growth
 
 How cost grows with size: seconds against the size of the problem, both relative to the smallest.
@@ -121,8 +121,8 @@ def processor() -> str:
 def spoken(value: float) -> str:
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
+            return f"{value / size:.3g}\u00a0{unit}"
+    return f"{value / 1e-9:.3g}\u00a0ns"
 
 
 def times(ratio: float) -> str:
@@ -131,10 +131,11 @@ def times(ratio: float) -> str:
 
 def page(stored: Mapping[str, Any]) -> str:
     titles = {chapter.slug: chapter.title for chapter in chapters()}
+    rows = sorted(stored["rows"], key=lambda row: list(titles).index(row["chapter"]))
     why = {key(row): row.get("why") for row in wanted()["row"]}
     text = HEAD.format(**stored["machine"])
     notes, last = [], None
-    for row in stored["rows"]:
+    for row in rows:
         if row["chapter"] != last:
             last = row["chapter"]
             text += TABLE.format(title=titles[last])

@@ -41,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "no_rollback": {"rollback": False, "patience": None},
     "regenerate": {"progressive": False},
     "validation": {"validation": 1 / 3},
+    "validation, ties": {"validation": 1 / 3, "accept": "ties"},
 }
 _PEERS = ("untrained", "one_shot", "skill_library", "oracle")
 

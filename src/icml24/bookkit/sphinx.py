@@ -29,6 +29,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 from sphinx.util.nodes import make_refnode
 
 import icml24
+from icml24.bookkit import references
 from icml24.bookkit.chapters import Chapter, chapters, count_verdicts
 from icml24.bookkit.claims import Claim, css_class, read_records
 
@@ -36,6 +37,8 @@ __all__ = ["setup"]
 
 logger = logging.getLogger(__name__)
 COVER = "cover"
+#: A formula in running text with what is written right after it: a full stop must not wrap alone.
+MATH_AND_MARK = r'(<span class="math notranslate nohighlight">[^<]*</span>[^\s<]+)'
 
 
 def _link(docname: str, text: str) -> addnodes.pending_xref:
@@ -232,7 +235,7 @@ def copy_vendored(app: Sphinx, exception: Exception | None) -> None:
 def clean_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Drop repeated inline scripts, misused ARIA roles, and definition lists without terms."""
+    """Mend repeated scripts, misused ARIA roles, lists without terms, marks torn from maths."""
     files, seen = [], set()
     for script in context.get("script_files", []):
         body = (getattr(script, "attributes", None) or {}).get("body")
@@ -250,6 +253,7 @@ def clean_page(
         )
         body = re.sub(r'<th(?: class="head")?>(?:<p></p>)?</th>', "<td></td>", body)
         body = re.sub(r'<dl class="field-list simple">\s*</dl>', "", body)
+        body = re.sub(MATH_AND_MARK, r'<span class="together">\1</span>', body)
         context["body"] = re.sub(r"<dl>(\s*<dd>.*?)</dl>", _signature_rows, body, flags=re.S)
 
 
@@ -318,6 +322,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.setup_extension("sphinx.ext.autodoc")
     viewcode.get_module_filename = module_file  # the original imports each module in each build
+    references.register()
     app.add_role("claim", ClaimRole())
     app.add_directive("scorecard", Scorecard)
     app.add_directive("chapters", Chapters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, Literal, overload
 
@@ -16,8 +16,6 @@ __all__ = ["AdamAtan2", "ScaledAdam"]
 
 CHUNK = 1 << 16
 """Elements worked on at a time on a CPU: moments, gradient and scratch stay in its cache."""
-SMALL = 1 << 12
-"""Below this, the multi-tensor kernels of torch are faster than a loop of our own."""
 
 
 def _check(lr: float | Tensor, betas: tuple[float, float], weight_decay: float) -> None:
@@ -170,8 +168,8 @@ class AdamAtan2(_Moments):
     capturable : bool, default False
         Keep the step count on the device, for CUDA graphs.
     foreach : bool, optional
-        True: multi-tensor kernels for all tensors. Default: on a CPU, all but small tensors are
-        worked on in chunks that stay in the cache, which is faster.
+        True: multi-tensor kernels for all tensors at once. Default: on a CPU the same kernels work
+        on one block of elements after another, which stays in the cache.
 
     Raises
     ------
@@ -232,70 +230,46 @@ class AdamAtan2(_Moments):
             scale = scale * first
         else:
             size = size / first
-        sign = 1.0 if group["maximize"] else -1.0
+        size = size if group["maximize"] else -size
         tensors = list(zip(params, grads, averages, squares, strict=True))
-        large = [not group["foreach"] and _large(*parts) for parts in tensors]
-        for rule, wanted in ((self._chunked, True), (self._foreach, False)):
-            chosen = [
-                parts for parts, is_large in zip(tensors, large, strict=True) if is_large == wanted
-            ]
-            if chosen:
-                rule(group, scale, sign * size, *(list(x) for x in zip(*chosen, strict=True)))
+        whole = group["foreach"] or torch.compiler.is_compiling() or params[0].device.type != "cpu"
+        for block in [tensors] if whole else _blocks(tensors):
+            self._move(group, scale, size, *(list(x) for x in zip(*block, strict=True)))
 
     @staticmethod
-    def _foreach(group: dict[str, Any], scale: Any, size: Any, *lists: list[Tensor]) -> None:
+    def _move(group: dict[str, Any], scale: Any, size: Any, *lists: list[Tensor]) -> None:
         params, grads, averages, squares = lists
         if grads[0].dtype != averages[0].dtype:
             grads = [g.to(averages[0].dtype) for g in grads]
         _decay(group, params)
         _moments(group, grads, averages, squares)
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_mul_(roots, scale)
-        if roots[0].is_cuda:
-            # There is no multi-tensor atan2. For a second argument >= 0 it is the arctangent of
-            # the quotient; the clamp (far below any root of a float) only turns 0/0 into 0.
-            torch._foreach_clamp_min_(roots, torch.finfo(roots[0].dtype).tiny)
-            angles = torch._foreach_div(averages, roots)
-            torch._foreach_atan_(angles)
+        angles = torch._foreach_sqrt(squares)
+        torch._foreach_mul_(angles, scale)
+        _foreach_atan2_(averages, angles)
+        if isinstance(size, Tensor):
+            torch._foreach_mul_(angles, size)
+            torch._foreach_add_(params, angles)
         else:
-            angles = [torch.atan2(m, root) for m, root in zip(averages, roots, strict=True)]
-        torch._foreach_mul_(angles, size)
-        torch._foreach_add_(params, angles)
-
-    @staticmethod
-    def _chunked(group: dict[str, Any], scale: Any, size: Any, *lists: list[Tensor]) -> None:
-        params, grads, averages, squares = lists
-        beta1, beta2 = group["betas"]
-        keep = 1 - group["lr"] * group["weight_decay"] if group["weight_decay"] else None
-        scratch = torch.empty(CHUNK, dtype=averages[0].dtype)
-        for tensors in zip(params, grads, averages, squares, strict=True):
-            for p, g, m, v in _chunks(tensors):
-                g = g if g.dtype == m.dtype else g.to(m.dtype)
-                angle = scratch[: m.numel()]
-                m.lerp_(g, 1 - beta1)
-                v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-                torch.sqrt(v, out=angle)
-                _arctan2_(m, angle.mul_(scale))
-                if keep is not None:
-                    p.mul_(keep)
-                if isinstance(size, Tensor):
-                    p.add_(angle.mul_(size))
-                else:
-                    p.add_(angle, alpha=size)
+            torch._foreach_add_(params, angles, alpha=size)
 
 
-def _large(*tensors: Tensor) -> bool:
-    """Whether to work on a parameter (with its gradient and moments) chunk by chunk."""
-    if torch.compiler.is_compiling() or tensors[0].numel() < SMALL:
-        return False
-    return all(x.device.type == "cpu" and x.is_contiguous() for x in tensors)
-
-
-def _chunks(tensors: tuple[Tensor, ...]) -> Iterable[tuple[Tensor, ...]]:
-    flat = [x.view(-1) for x in tensors]
-    if flat[0].numel() <= CHUNK:
-        return [tuple(flat)]
-    return zip(*(torch.split(x, CHUNK) for x in flat), strict=True)
+def _blocks(tensors: list[tuple[Tensor, ...]]) -> Iterator[list[tuple[Tensor, ...]]]:
+    """Cut large tensors and gather small ones, so that a block has about CHUNK elements."""
+    block: list[tuple[Tensor, ...]] = []
+    size = 0
+    for parts in tensors:
+        n = parts[0].numel()
+        if n > CHUNK and all(x.is_contiguous() for x in parts):
+            pieces = (torch.split(x.view(-1), CHUNK) for x in parts)
+            yield from ([piece] for piece in zip(*pieces, strict=True))
+            continue
+        if block and size + n > CHUNK:
+            yield block
+            block, size = [], 0
+        block.append(parts)
+        size += n
+    if block:
+        yield block
 
 
 @cache
@@ -307,12 +281,21 @@ def _numpy_has_vector_arctan2() -> bool:
     return bool(kernels) and all("baseline" not in k.get("current", "") for k in kernels.values())
 
 
-def _arctan2_(y: Tensor, x: Tensor) -> None:
-    """Replace ``x`` by ``atan2(y, x)``, for contiguous tensors on the CPU."""
-    if _numpy_has_vector_arctan2():
-        np.arctan2(y.numpy(), x.numpy(), out=x.numpy())
+def _foreach_atan2_(y: list[Tensor], x: list[Tensor]) -> None:
+    """Replace each ``x >= 0`` by ``atan2(y, x)``: torch has no multi-tensor kernel for it."""
+    if x[0].is_cuda:
+        # The arctangent of the quotient; the clamp, far below any root of a float, only serves 0/0.
+        torch._foreach_clamp_min_(x, torch.finfo(x[0].dtype).tiny)
+        angles = torch._foreach_div(y, x)
+        torch._foreach_atan_(angles)
+        torch._foreach_copy_(x, angles)
+    elif torch.compiler.is_compiling() or not _numpy_has_vector_arctan2():
+        for a, b in zip(y, x, strict=True):
+            torch.atan2(a, b, out=b)
     else:
-        torch.atan2(y, x, out=x)
+        for a, b in zip(y, x, strict=True):
+            out = b.numpy()
+            np.arctan2(a.numpy(), out, out=out)
 
 
 class ScaledAdam(_Moments):
