@@ -1,15 +1,17 @@
 """The experiments are pure, and the claims are well formed."""
 
+import math
 import tomllib
 from dataclasses import replace
 from importlib import resources
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from icml24.additive_models.experiments import (
     EXPERIMENTS,
-    SLOW,
+    TABLES,
     Config,
     bands,
     build,
@@ -17,7 +19,7 @@ from icml24.additive_models.experiments import (
     prior_sweep,
     split,
     stage_two,
-    stored_ebm,
+    stored,
     table_nll,
 )
 from icml24.core.experiments import run
@@ -103,10 +105,32 @@ def test_claims_are_well_formed():
             assert low < high
 
 
+PIECES = {
+    "ebm_concrete": {"table": "concrete", "method": "EBM", "seed": 3},
+    "regression": {"table": "autompg", "method": "LA-NAM, exact block", "seed": 2},
+    "correlation": {"correlation": 0.6, "seed": 1},
+    "second_stage": {"pair_method": "random", "seed": 1},
+}
+
+
+def test_stored_tables_are_whole():
+    assert PIECES.keys() == TABLES.keys()
+    for name, (_, _, grid, seeds) in TABLES.items():
+        frame = stored(name)
+        assert len(frame) == seeds * math.prod(map(len, grid.values()))
+        assert not frame[[*grid, "seed"]].duplicated().any()
+        for key, values in grid.items():
+            assert set(frame[key]) == set(values)
+
+
 @pytest.mark.slow
-def test_stored_records_are_what_the_experiment_gives():
-    stored = stored_ebm()
-    again = table_nll(SLOW, 3)
-    assert stored["seed"].tolist() == list(range(5))
-    assert again["nll"] == pytest.approx(stored["nll"][3], rel=2e-3)
-    assert again["score"] == pytest.approx(stored["score"][3], abs=2e-3)
+@pytest.mark.parametrize("name", TABLES)
+def test_stored_records_are_what_the_experiment_gives(name):
+    experiment, config, _, _ = TABLES[name]
+    piece = PIECES[name]
+    frame = stored(name)
+    (row,) = frame[(frame[list(piece)] == pd.Series(piece)).all(axis=1)].to_dict("records")
+    settings = {key: value for key, value in piece.items() if key != "seed"}
+    again = experiment(replace(config, **settings), piece["seed"])
+    for key in again.keys() & row.keys() - {"pairs", "coverage"}:
+        assert again[key] == pytest.approx(row[key], rel=2e-3, abs=2e-3), key

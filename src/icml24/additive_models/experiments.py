@@ -31,14 +31,16 @@ from icml24.core.experiments import read_records, run, write_records
 
 __all__ = [
     "EXPERIMENTS",
+    "TABLES",
     "Config",
     "bands",
     "build",
+    "make_records",
     "pair_recovery",
     "prior_sweep",
     "split",
     "stage_two",
-    "stored_ebm",
+    "stored",
     "table_nll",
 ]
 
@@ -325,32 +327,78 @@ def prior_sweep(
     return results
 
 
-# -- one slow cell of the table of peers, stored --------------------------------------------------
+# -- what takes minutes and is stored -------------------------------------------------------------
 
-#: EBM needs most of a minute for the five folds of this table, as much as all others together.
-SLOW = replace(Config.laptop(), table="concrete", method="EBM")
-_STORED = "ebm_concrete.json"
+Experiment = Callable[[Config, int], dict[str, Any]]
+_LAPTOP = Config.laptop()
+
+#: Stored tables: experiment, configuration, grid and number of seeds.
+TABLES: dict[str, tuple[Experiment, Config, dict[str, list[Any]], int]] = {
+    # EBM needs most of a minute for the five folds of this table, as much as all others together.
+    "ebm_concrete": (table_nll, _LAPTOP, {"table": ["concrete"], "method": ["EBM"]}, 5),
+    "regression": (
+        table_nll,
+        _LAPTOP,
+        {
+            "table": ["autompg", "concrete", "wine"],
+            "method": ["LA-NAM", "LA-NAM, exact block", "NAM"],
+        },
+        5,
+    ),
+    "correlation": (
+        pair_recovery,
+        replace(_LAPTOP, correlated=(0, 3)),
+        {"correlation": [0.0, 0.3, 0.6, 0.9]},
+        4,
+    ),
+    "second_stage": (
+        stage_two,
+        replace(_LAPTOP, table="concrete", structure="full", n_pairs=6),
+        {"pair_method": ["none", "random", "mutual_info", "evidence"]},
+        3,
+    ),
+}
 
 
-def stored_ebm() -> pd.DataFrame:
-    """Read the stored records of :func:`table_nll` for EBM on *concrete*, one row for each fold.
+def stored(name: str) -> pd.DataFrame:
+    """Read a stored table; the notebooks compute a part of it again and compare.
 
-    ``python -m icml24.additive_models.experiments`` makes them again; a test recomputes one.
+    ``python -m icml24.additive_models.experiments`` makes all of them anew, in some minutes.
+
+    Parameters
+    ----------
+    name : str
+        One of :data:`TABLES`.
 
     Returns
     -------
     pandas.DataFrame
-        ``table``, ``method``, ``seed``, ``nll`` and ``score``.
+        One row for each setting and seed.
 
     Examples
     --------
-    >>> stored_ebm()["seed"].tolist()
+    >>> stored("ebm_concrete")["seed"].tolist()
     [0, 1, 2, 3, 4]
     """
-    return read_records("icml24.additive_models", _STORED)
+    return read_records("icml24.additive_models", f"{name}.json")
 
 
-EXPERIMENTS: dict[str, Callable[[Config, int], dict[str, Any]]] = {
+def make_records(folder: Path, **options: Any) -> None:
+    """Run the stored experiments and write their tables, without the single test rows.
+
+    Parameters
+    ----------
+    folder : path
+    **options
+        Passed to :func:`icml24.core.experiments.run`, for example ``jobs``.
+    """
+    for name, (experiment, config, grid, seeds) in TABLES.items():
+        found = run(experiment, config, seeds, grid=grid, **options)
+        kept = found.drop(columns=["p", "y"], errors="ignore").dropna(axis=1, how="all")
+        write_records(folder / f"{name}.json", kept)
+
+
+EXPERIMENTS: dict[str, Experiment] = {
     "bands": bands,
     "table_nll": table_nll,
     "pair_recovery": pair_recovery,
@@ -358,9 +406,6 @@ EXPERIMENTS: dict[str, Callable[[Config, int], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    from icml24.additive_models import experiments as column
+    from icml24.additive_models import experiments
 
-    slow = {"table": [column.SLOW.table], "method": [column.SLOW.method]}
-    found = run(column.table_nll, column.SLOW, seeds=5, grid=slow)
-    kept = found[["table", "method", "seed", "nll", "score"]]
-    write_records(Path(__file__).with_name("data") / _STORED, kept)
+    experiments.make_records(Path(__file__).with_name("data"), jobs=2)
