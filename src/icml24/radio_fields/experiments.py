@@ -361,12 +361,18 @@ def search(config: Config, seed: int) -> dict[str, float]:
 
 # -- further variants, stored -------------------------------------------------------------------
 
-STORED_VARIANTS: tuple[Variant, ...] = ("no phase", "no path loss", "extra rays")
+STORED_VARIANTS: tuple[Variant, ...] = (
+    "optical",
+    "uniform",
+    "no phase",
+    "no path loss",
+    "extra rays",
+)
 _STORED = "ablations.json"
 
 
 def stored_ablations() -> pd.DataFrame:
-    """Read the stored records of :func:`newrf` for the variants that the notebook does not run.
+    """Read the stored records of :func:`newrf` for all variants but the method itself.
 
     ``python -m icml24.radio_fields.experiments`` makes them again, in some minutes.
 
@@ -378,7 +384,7 @@ def stored_ablations() -> pd.DataFrame:
     Examples
     --------
     >>> stored_ablations()["variant"].unique().tolist()
-    ['no phase', 'no path loss', 'extra rays']
+    ['optical', 'uniform', 'no phase', 'no path loss', 'extra rays']
     """
     return read_records("icml24.radio_fields", _STORED)
 
