@@ -43,15 +43,28 @@ def test_compiled_kernels_are_the_oracles(problem):
     rng = np.random.default_rng(1)
     orders = rng.permutation(64), rng.permutation(32)
     inner, outer, data, data_val = problem.kernels(orders, (7, 5))  # both leave a short block
-    x, y, z = random_point(problem)
-    values = [np.empty(5) for _ in range(5)]
+    points = [random_point(problem, seed) for seed in (0, 1)]
+    x, y, z = (np.stack(parts) for parts in zip(*points, strict=True))
+    values = [np.empty((2, 5)) for _ in range(5)]
     blocks = [(0, orders[0][:7]), (9, orders[0][63:]), (-1, None)]
     others = [(1, orders[1][5:10]), (6, orders[1][30:]), (-1, None)]
     for (block, rows), (other, rows_out) in zip(blocks, others, strict=True):
-        inner(data, block, x, y, z, *values[:3])
-        outer(data_val, other, x, y, *values[3:])
-        for a, b in zip(values, evaluate(problem, x, y, z, rows, rows_out), strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-14)
+        wanted = [evaluate(problem, *point, rows, rows_out) for point in points]
+        for count in (2, 1):  # both points at once, or one
+            part = slice(count)
+            inner(data, block, x[part], y[part], z[part], *(v[part] for v in values[:3]))
+            outer(data_val, other, x[part], y[part], *(v[part] for v in values[3:]))
+            for p in range(count):
+                for a, b in zip(values, wanted[p], strict=True):
+                    np.testing.assert_allclose(a[p], b, atol=1e-14)
+
+
+def test_vectorised_exponential():
+    t = np.r_[np.linspace(-700, 700, 9999), 0.0, -1e4, 1e-300][None]
+    values = t.copy()
+    compiled._exp(values, np.empty(t.shape, dtype=np.int64))
+    np.testing.assert_allclose(values[0, :-2], np.exp(t[0, :-2]), rtol=5e-16)
+    assert 0 < values[0, -2] < 1e-300 and values[0, -1] == 1.0
 
 
 def test_compiled_loop_resumes(problem):

@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
-from icml24.bilevel.data import RAND_HEALTH, load_digits, load_fashion, load_mnist, load_rand_health
+from icml24.bilevel.data import (
+    ADULT,
+    RAND_HEALTH,
+    load_digits,
+    load_fashion,
+    load_income,
+    load_mnist,
+    load_rand_health,
+)
 from icml24.core.data import DataUnavailableError
 
 
@@ -20,6 +28,19 @@ def test_rand_health_table():
     assert (other.y != data.y).any()
     with pytest.raises(ValueError, match="n and m"):
         load_rand_health(n=20_000, m=1_000)
+
+
+def test_income_table():
+    assert ADULT.load().level == "extract"
+    data = load_income(0)
+    assert data.X.shape == (16_064, 49) and data.X_test.shape == (8_497, 49)
+    assert 0.23 < np.r_[data.y, data.y_val, data.y_test].mean() < 0.25
+    names = dict(zip(data.names, data.X.T, strict=True))
+    assert not {"income", "weight", "sex: Female"} & set(names)
+    assert np.corrcoef(names["education_years"], data.y)[0, 1] > 0.3  # labels fit their rows
+    assert np.linalg.eigvalsh(data.X.T @ data.X / len(data.X))[-1] == pytest.approx(4.0)
+    with pytest.raises(ValueError, match="n and m"):
+        load_income(n=40_000)
 
 
 @pytest.mark.parametrize(("load", "n", "k"), [(load_digits, 1200, 497), (load_fashion, 2000, 2000)])

@@ -3,17 +3,23 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from icml24.bilevel import experiments
+from icml24.bilevel.data import load_digits
 from icml24.bilevel.experiments import (
     EXPERIMENTS,
     Config,
     cleaning,
     expectation,
     finite_sum,
+    make_records,
     noise_floor,
     penalties,
+    simple_baselines,
     slope,
+    stored,
 )
 from icml24.core.experiments import run
 
@@ -62,6 +68,44 @@ def test_cleaning_on_real_images():
     record = cleaning(TINY, 0)
     assert record["auc:digits:spaba"] > 0.8
     assert record["acc:digits:oracle"] > record["acc:digits:noisy"]
+
+
+def test_stored_penalties_are_those_of_the_code():
+    frame, config = stored("penalties"), Config.laptop()
+    assert frame["seed"].tolist() == list(range(5))
+    assert {f"gap:{name}" for name in config.penalty_methods} <= set(frame)
+    assert frame["curve:spaba"][0].shape[0] == 2
+    now = penalties(replace(config, penalty_methods=("saba",), curves=()), 1)
+    assert now["gap:saba"] == pytest.approx(frame["gap:saba"][1], rel=0.02)
+    assert now["steps:saba"] == tuple(frame["steps:saba"][1])
+
+
+def test_stored_check_on_the_second_table():
+    frame, config = stored("penalties_income"), Config.income()
+    assert frame["seed"].tolist() == list(range(5))
+    assert {name[4:] for name in frame if name.startswith("gap:")} == set(config.penalty_methods)
+    now = penalties(replace(config, penalty_methods=("saba",)), 1)
+    assert now["gap:saba"] == pytest.approx(frame["gap:saba"][1], rel=0.02)
+
+
+def test_stored_cleaning_is_that_of_the_code():
+    frame = stored("cleaning")
+    assert frame["seed"].tolist() == list(range(5))
+    assert frame["auc:fashion:spaba"].min() > 0.8
+    for name, accuracy in simple_baselines(load_digits(1)).items():
+        assert accuracy == pytest.approx(frame[f"acc:digits:{name}"][1], abs=0.01)
+
+
+def _toy(config, seed):
+    return {"curve:toy": np.arange(seed + 2.0)}
+
+
+def test_records_are_read_as_they_were_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(experiments.STORED, "cleaning", (_toy, TINY))
+    make_records(tmp_path, ["cleaning"], jobs=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["cleaning.json"]
+    monkeypatch.setattr(experiments, "read_records", lambda _, name: pd.read_json(tmp_path / name))
+    np.testing.assert_array_equal(stored("cleaning")["curve:toy"][4], np.arange(6.0))
 
 
 def test_the_experiments_run_through_core():

@@ -3,7 +3,9 @@
 A problem takes part by ``kernels(orders, sizes)``. It returns two compiled oracles for one run, and
 the data that they take, arranged once for the given blocks: ``inner(data, block, x, y, z, gy, hz,
 cz)`` and ``outer(data, block, x, y, fy, fx)`` write averages over one block, or over everything
-when ``block`` is -1, into their last arguments.
+when ``block`` is -1, into their last arguments. All arrays have a row for each point: one, or two
+when a recursive estimator wants the block at the new and at the previous point. Both points share
+one matrix product per block, and exponentials are computed by a loop that vectorises.
 
 The package numba is optional. Without it this module can be imported and its functions are plain,
 slow Python; only :class:`CompiledLoop` refuses to work.
@@ -11,6 +13,7 @@ slow Python; only :class:`CompiledLoop` refuses to work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +37,7 @@ except ImportError:
 __all__ = ["HAS_NUMBA", "CompiledLoop", "l2_inner", "l2_outer"]
 
 Array = np.ndarray
+C = tuple(1.0 / math.factorial(k) for k in range(14))  # Taylor coefficients of exp
 
 
 def arrange(X: Array, s: Array, order: Array, size: int) -> tuple[Array, Array, Array]:
@@ -55,88 +59,154 @@ def arrange(X: Array, s: Array, order: Array, size: int) -> tuple[Array, Array, 
     n, d = X.shape
     K = -(-n // size)
     lengths = np.minimum(size, n - size * np.arange(K))
-    rows, signs = np.zeros((K * size, d)), np.zeros(K * size)
-    rows[:n], signs[:n] = X[order], s[order]
-    blocks = np.ascontiguousarray(rows.reshape(K, size, d).swapaxes(1, 2))
-    return blocks, signs.reshape(K, size), lengths
+    blocks, signs = np.zeros((K, d, size)), np.zeros((K, size))
+    for k, length in enumerate(lengths):
+        rows = order[k * size : k * size + length]
+        blocks[k, :, :length], signs[k, :length] = X[rows].T, s[rows]
+    return blocks, signs, lengths
 
 
 @njit(fastmath=True, cache=True, error_model="numpy")
-def _scores(block, w, out):  # type: ignore[no-untyped-def]
-    """Write block' w into out, four features at a time."""
+def _scores(block, W, out):  # type: ignore[no-untyped-def]
+    """Write W block into out: one matrix product, or for a single row four features at a time."""
+    if len(W) > 1:
+        np.dot(W, block, out)
+        return
     d, size = block.shape
-    out[:] = 0.0
+    w, o = W[0], out[0]
+    o[:] = 0.0
     whole = d - d % 4
     for j in range(0, whole, 4):
         a, b, c, e = block[j], block[j + 1], block[j + 2], block[j + 3]
         for k in range(size):
-            out[k] += a[k] * w[j] + b[k] * w[j + 1] + c[k] * w[j + 2] + e[k] * w[j + 3]
+            o[k] += a[k] * w[j] + b[k] * w[j + 1] + c[k] * w[j + 2] + e[k] * w[j + 3]
     for j in range(whole, d):
         for k in range(size):
-            out[k] += block[j, k] * w[j]
+            o[k] += block[j, k] * w[j]
 
 
 @njit(fastmath=True, cache=True, error_model="numpy")
 def _moments(block, weight, out):  # type: ignore[no-untyped-def]
-    """Add block weight to out."""
-    for j in range(block.shape[0]):
-        total = 0.0
-        for k in range(block.shape[1]):
-            total += block[j, k] * weight[k]
-        out[j] += total
+    """Add weight block' to out: one matrix product, or for few rows four features at a time."""
+    if len(weight) > 2:
+        out += np.dot(weight, block.T)
+        return
+    d, size = block.shape
+    whole = d - d % 4
+    for p in range(len(weight)):
+        w, o = weight[p], out[p]
+        for j in range(0, whole, 4):
+            a, b, c, e = block[j], block[j + 1], block[j + 2], block[j + 3]
+            one, two, three, four = 0.0, 0.0, 0.0, 0.0
+            for k in range(size):
+                one += a[k] * w[k]
+                two += b[k] * w[k]
+                three += c[k] * w[k]
+                four += e[k] * w[k]
+            o[j] += one
+            o[j + 1] += two
+            o[j + 2] += three
+            o[j + 3] += four
+        for j in range(whole, d):
+            one = 0.0
+            for k in range(size):
+                one += block[j, k] * w[k]
+            o[j] += one
+
+
+@njit(fastmath={"contract"}, cache=True, error_model="numpy")
+def _exp(values, bits):  # type: ignore[no-untyped-def]
+    """Replace values by their exponentials, correct to rounding; a loop that vectorises.
+
+    exp(t) = 2^n exp(r) with |r| <= log(2) / 2. Adding and subtracting 1.5 * 2^52 rounds t / log(2)
+    to the whole number n, log(2) comes in two parts so that r is exact, exp(r) is its Taylor
+    polynomial of degree 13, and 2^n is written into the exponent bits of a number.
+    """
+    for i in range(len(values)):
+        row, code = values[i], bits[i]
+        for k in range(row.size):
+            t = min(max(row[k], -708.0), 708.0)
+            n = (t * 1.4426950408889634 + 6755399441055744.0) - 6755399441055744.0
+            r = t - n * 0.6931471803691238 - n * 1.9082149292705877e-10
+            q = (((C[13] * r + C[12]) * r + C[11]) * r + C[10]) * r + C[9]
+            q = (((q * r + C[8]) * r + C[7]) * r + C[6]) * r + C[5]
+            q = (((q * r + C[4]) * r + C[3]) * r + C[2]) * r + C[1]
+            row[k] = q * r + C[0]
+            code[k] = (np.int64(np.int32(n)) + 1023) << 52
+        power = code.view(np.float64)
+        for k in range(row.size):
+            row[k] *= power[k]
 
 
 @njit(fastmath=True, cache=True, error_model="numpy")
 def l2_inner(data, block, x, y, z, gy, hz, cz):  # type: ignore[no-untyped-def]
-    """Inner oracles of L2Selection on a block, or on all blocks."""
+    """Inner oracles of L2Selection on a block, or on all blocks, at one or two points."""
     blocks, signs, lengths, limits = data  # lowest penalty, highest x
     first, last = (0, len(lengths)) if block < 0 else (block, block + 1)
-    slope, curve = np.empty(signs.shape[1]), np.empty(signs.shape[1])
-    gy[:] = 0.0
-    hz[:] = 0.0
+    points, d = y.shape
+    size = signs.shape[1]
+    both, sums = np.empty((2 * points, d)), np.zeros((2 * points, d))
+    both[:points], both[points:] = y, z
+    scores, wrong = np.empty((2 * points, size)), np.empty((points, size))
+    bits = np.empty((points, max(size, d)), np.int64)
     for i in range(first, last):
-        s = signs[i]  # zero for padding, which therefore adds nothing
-        _scores(blocks[i], y, slope)
-        _scores(blocks[i], z, curve)
-        for k in range(s.size):
-            wrong = 1.0 / (1.0 + np.exp(s[k] * slope[k]))
-            slope[k] = -s[k] * wrong
-            curve[k] *= wrong * (1.0 - wrong)
-        _moments(blocks[i], slope, gy)
-        _moments(blocks[i], curve, hz)
+        s = signs[i]  # zero for padding, whose rows are zero too
+        _scores(blocks[i], both, scores)
+        for p in range(points):
+            for k in range(size):
+                wrong[p, k] = s[k] * scores[p, k]
+        _exp(wrong, bits)
+        for p in range(points):
+            for k in range(size):
+                w = 1.0 / (1.0 + wrong[p, k])
+                scores[p, k] = -s[k] * w
+                scores[points + p, k] *= w * (1.0 - w)
+        _moments(blocks[i], scores, sums)
     total = lengths[first:last].sum()
-    for j in range(y.size):
-        strength = np.exp(min(x[j], limits[1]))
-        penalty = strength + limits[0]
-        gy[j] = gy[j] / total + penalty * y[j]
-        hz[j] = hz[j] / total + penalty * z[j]
-        cz[j] = strength * y[j] * z[j]
+    for p in range(points):
+        for j in range(d):
+            cz[p, j] = min(x[p, j], limits[1])
+    _exp(cz, bits)
+    for p in range(points):
+        for j in range(d):
+            strength = cz[p, j]
+            penalty = strength + limits[0]
+            gy[p, j] = sums[p, j] / total + penalty * y[p, j]
+            hz[p, j] = sums[points + p, j] / total + penalty * z[p, j]
+            cz[p, j] = strength * y[p, j] * z[p, j]
 
 
 @njit(fastmath=True, cache=True, error_model="numpy")
 def l2_outer(data, block, x, y, fy, fx):  # type: ignore[no-untyped-def]
-    """Outer oracles of L2Selection on a block, or on all blocks."""
+    """Outer oracles of L2Selection on a block, or on all blocks, at one or two points."""
     blocks, signs, lengths = data
     first, last = (0, len(lengths)) if block < 0 else (block, block + 1)
-    slope = np.empty(signs.shape[1])
+    points, size = len(y), signs.shape[1]
+    scores, bits = np.empty((points, size)), np.empty((points, size), np.int64)
     fy[:] = 0.0
     fx[:] = 0.0
     for i in range(first, last):
         s = signs[i]
-        _scores(blocks[i], y, slope)
-        for k in range(s.size):
-            slope[k] = -s[k] / (1.0 + np.exp(s[k] * slope[k]))
-        _moments(blocks[i], slope, fy)
+        _scores(blocks[i], y, scores)
+        for p in range(points):
+            for k in range(size):
+                scores[p, k] *= s[k]
+        _exp(scores, bits)
+        for p in range(points):
+            for k in range(size):
+                scores[p, k] = -s[k] / (1.0 + scores[p, k])
+        _moments(blocks[i], scores, fy)
     total = lengths[first:last].sum()
-    for j in range(y.size):
-        fy[j] /= total
+    for p in range(points):
+        for j in range(y.shape[1]):
+            fy[p, j] /= total
 
 
 @njit(cache=True, error_model="numpy")
-def _blend(v, new, old, keep):  # type: ignore[no-untyped-def]
+def _blend(v, values, keep):  # type: ignore[no-untyped-def]
     """Set v = new + keep (v - old) in place: SGD, STORM and PAGE for keep = 0, 1 - a and 1."""
     for j in range(v.size):
-        v[j] = new[j] + keep * (v[j] - old[j])
+        v[j] = values[0, j] + keep * (v[j] - values[1, j])
 
 
 @njit(error_model="numpy")
@@ -147,12 +217,9 @@ def _steps(  # type: ignore[no-untyped-def]
     """Take up to ``steps`` steps in every run; return how many were taken."""
     runs, dx = x.shape
     dy = y.shape[1]
-    new_y, new_x, old_y, old_x = (
-        np.empty((3, dy)),
-        np.empty((2, dx)),
-        np.zeros((3, dy)),
-        np.zeros((2, dx)),
-    )
+    here = (np.empty((2, dx)), np.empty((2, dy)), np.empty((2, dy)))  # the new point, the old one
+    ngy, nhz, nfy = np.zeros((2, dy)), np.zeros((2, dy)), np.zeros((2, dy))
+    ncz, nfx = np.zeros((2, dx)), np.zeros((2, dx))
     everything = lengths[0].sum() + lengths[1].sum()
     taken = 0
     while taken < steps:
@@ -179,20 +246,21 @@ def _steps(  # type: ignore[no-untyped-def]
             if not full:
                 block, other = ids[0][u, taken], ids[1][u, taken]
                 count = lengths[0][block] + lengths[1][other]
-            inner(inner_data, block, x[r], y[r], z[r], new_y[0], new_y[1], new_x[0])
-            outer(outer_data, other, x[r], y[r], new_y[2], new_x[1])
-            calls[r] += count
             weight = 0.0 if full else keep
-            if weight > 0.0:
-                xo, yo, zo = previous[0][r], previous[1][r], previous[2][r]
-                inner(inner_data, block, xo, yo, zo, old_y[0], old_y[1], old_x[0])
-                outer(outer_data, other, xo, yo, old_y[2], old_x[1])
-                calls[r] += count
-            _blend(gy, new_y[0], old_y[0], weight)
-            _blend(hz, new_y[1], old_y[1], weight)
-            _blend(fy, new_y[2], old_y[2], weight)
-            _blend(cz, new_x[0], old_x[0], weight)
-            _blend(fx, new_x[1], old_x[1], weight)
+            points = 2 if weight > 0.0 else 1
+            for p in range(points):
+                here[0][p] = previous[0][r] if p else x[r]
+                here[1][p] = previous[1][r] if p else y[r]
+                here[2][p] = previous[2][r] if p else z[r]
+            xs, ys, zs = here[0][:points], here[1][:points], here[2][:points]
+            inner(inner_data, block, xs, ys, zs, ngy[:points], nhz[:points], ncz[:points])
+            outer(outer_data, other, xs, ys, nfy[:points], nfx[:points])
+            calls[r] += points * count
+            _blend(gy, ngy, weight)
+            _blend(hz, nhz, weight)
+            _blend(fy, nfy, weight)
+            _blend(cz, ncz, weight)
+            _blend(fx, nfx, weight)
         taken += 1
         if calls.min() >= limit:
             break

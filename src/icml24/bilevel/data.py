@@ -22,6 +22,7 @@ __all__ = [
     "PenaltyData",
     "load_digits",
     "load_fashion",
+    "load_income",
     "load_mnist",
     "load_rand_health",
 ]
@@ -33,6 +34,12 @@ RAND_HEALTH = DataSource(
     sha256="9934da468043f82e18d1e8903937197cca3a1c0178cd09ae7127bb07e5476cea",
     licence="public domain (RAND Corporation; Cameron and Trivedi 2005)",
     extract="icml24.bilevel:data/randhie.csv.xz",
+)
+ADULT = DataSource(
+    name="Adult (Census Income)",
+    sha256="48c2e7b930ae1972a0797319b9dbb5b8bbce6a26c1174a0e12bec0a4af9e5bba",
+    licence="CC BY 4.0 (UCI Machine Learning Repository; Becker and Kohavi 1996)",
+    extract="icml24.bilevel:data/adult.csv.xz",
 )
 MNIST = DataSource(
     name="MNIST, 5,000 images",
@@ -52,7 +59,7 @@ class PenaltyData:
         Standardised features, the last column constant; scaled so that the logistic loss is
         1-smooth.
     y, y_val, y_test : ndarray of bool
-        Whether the person saw a doctor in that year.
+        The answer: whether a person saw a doctor in that year, or earns more than 50,000 dollars.
     names : list of str
         Feature names; products are written ``"a:b"``.
     """
@@ -90,6 +97,42 @@ def load_rand_health(seed: int = 0, n: int = 10_048, m: int = 8_000) -> PenaltyD
     target = frame.pop("mdvis").to_numpy() > 0
     pairs = {f"{a}:{b}": frame[a] * frame[b] for a, b in combinations(frame.columns, 2)}
     table = pd.concat([frame, pd.DataFrame(pairs)], axis=1)
+    return _penalty_table(table, target, n, m, seed)
+
+
+def load_income(seed: int = 0, n: int = 16_064, m: int = 8_000) -> PenaltyData:
+    """Load the census table "Adult": does a person earn more than 50,000 dollars a year.
+
+    Five numbers (age, years of education, hours of work, capital gains and losses) and indicators
+    of work class, marital status, occupation, relationship, race and sex; a constant. Standardised
+    and clipped as in :func:`load_rand_health`.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the split.
+    n, m : int
+        Training and validation rows; the rest of the 32,561 rows is the test set.
+
+    Returns
+    -------
+    PenaltyData
+
+    Examples
+    --------
+    >>> data = load_income(0)
+    >>> data.X.shape, data.X_val.shape, data.X_test.shape
+    ((16064, 49), (8000, 49), (8497, 49))
+    """
+    frame = pd.read_csv(io.BytesIO(lzma.decompress(ADULT.load().content)))
+    if not (n > 0 and m > 0 and n + m < len(frame)):
+        raise ValueError(f"n and m must be positive with n + m < {len(frame)}, got {n} and {m}.")
+    target = frame.pop("income").to_numpy() == ">50K"
+    table = pd.get_dummies(frame, prefix_sep=": ").drop(columns="sex: Female")
+    return _penalty_table(table, target, n, m, seed)
+
+
+def _penalty_table(table: pd.DataFrame, target: Array, n: int, m: int, seed: int) -> PenaltyData:
     order = np.random.default_rng(seed).permutation(len(table))
     train, val, test = order[:n], order[n : n + m], order[n + m :]
     values = table.to_numpy(dtype=float)

@@ -7,17 +7,25 @@ at its own best point of the grid.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from icml24.bilevel.data import CleaningData, load_digits, load_fashion, load_rand_health
+from icml24.bilevel.data import (
+    CleaningData,
+    load_digits,
+    load_fashion,
+    load_income,
+    load_rand_health,
+)
 from icml24.bilevel.estimators import PAGE, SAGA, SGD, STORM, MovingAverage
 from icml24.bilevel.methods import METHODS, AmIGO, StocBiO
 from icml24.bilevel.problems import (
@@ -29,6 +37,7 @@ from icml24.bilevel.problems import (
     StreamingQuadratic,
 )
 from icml24.bilevel.solver import Run, minimize_bilevel
+from icml24.core.experiments import read_records, run, write_records
 
 __all__ = [
     "EXPERIMENTS",
@@ -36,9 +45,11 @@ __all__ = [
     "cleaning",
     "expectation",
     "finite_sum",
+    "make_records",
     "noise_floor",
     "penalties",
     "slope",
+    "stored",
 ]
 
 Array = np.ndarray
@@ -69,8 +80,12 @@ class Config:
         Methods compared there, keys of ``PENALTY_METHODS``.
     curves : tuple of str
         Those of them whose way to the optimum is recorded (one more run each).
+    table : {"health", "income"}
+        The table whose penalties are chosen: RAND, or the census.
     cleaning_budget : float
         Oracle calls on the hyper-cleaning problems.
+    cleaning_data : tuple of str
+        Which of them: "digits", "fashion".
     """
 
     sizes: tuple[int, ...] = (256, 1024, 4096, 16384)
@@ -85,12 +100,20 @@ class Config:
         "fsla", "full", "amigo", "stocbio", "mrbo", "vrbo", "f2sa",
     )  # fmt: skip
     curves: tuple[str, ...] = ("spaba", "soba", "saba", "stocbio", "full")
+    table: str = "health"
     cleaning_budget: float = 1.5e5
+    cleaning_data: tuple[str, ...] = ("digits", "fashion")
 
     @classmethod
     def laptop(cls) -> Config:
         """Return what the book runs."""
         return cls()
+
+    @classmethod
+    def income(cls) -> Config:
+        """Return the check of the penalties on a second table, with half of the methods."""
+        methods = ("spaba", "srba", "soba", "saba", "spaba p=0.1", "full", "amigo", "stocbio")
+        return cls(table="income", penalty_methods=methods, curves=())
 
     @classmethod
     def paper(cls) -> Config:
@@ -348,7 +371,7 @@ PENALTY_METHODS: dict[str, Callable[[], Any]] = {
 
 
 def penalties(config: Config, seed: int) -> Record:
-    """Measure H - H* on the RAND data after a budget of calls, each method at its best steps.
+    """Measure H - H* on a table after a budget of calls, each method at its best steps.
 
     The split of the data is that of the seed. Each of eight step pairs runs with two sample streams
     and is judged by the worse of them (so that a lucky survivor does not win); the method then
@@ -360,7 +383,7 @@ def penalties(config: Config, seed: int) -> Record:
         ``gap:<method>``; ``curve:<method>`` (calls, gap) of the first stream; ``steps:<method>``;
         ``start`` = H(x0) - H*.
     """
-    data = load_rand_health(seed)
+    data = {"health": load_rand_health, "income": load_income}[config.table](seed)
     problem = L2Selection(data.X, data.y, data.X_val, data.y_val)
     optimum = best_value(problem)
     inner, outer = _grid((0.3, 1.0), (10.0, 30.0, 100.0, 300.0), 2)
@@ -437,8 +460,9 @@ def cleaning(config: Config, seed: int) -> Record:
     """
     record: Record = {}
     inner, outer = _grid((0.5, 1.0), (100.0, 300.0, 1000.0, 3000.0), 1)
-    for name, load in (("digits", load_digits), ("fashion", load_fashion)):
-        data = load(seed)
+    loaders = {"digits": load_digits, "fashion": load_fashion}
+    for name in config.cleaning_data:
+        data = loaders[name](seed)
         for label, accuracy in simple_baselines(data).items():
             record[f"acc:{name}:{label}"] = accuracy
         problem = DataHyperCleaning(data.X, data.y, data.X_val, data.y_val, l2=1e-3)
@@ -480,6 +504,46 @@ def simple_baselines(data: CleaningData) -> dict[str, float]:
     }
 
 
+STORED: dict[str, tuple[Callable[[Config, int], Record], Config]] = {
+    "penalties": (penalties, Config.laptop()),
+    "penalties_income": (penalties, Config.income()),
+    "cleaning": (cleaning, Config.laptop()),
+}
+"""Experiments whose records come with the package, and their settings; five seeds each."""
+
+
+def stored(name: str) -> pd.DataFrame:
+    """Read the records of an experiment that is too long for a notebook.
+
+    ``python -m icml24.bilevel.experiments`` computes them anew, in about six minutes of one core;
+    notebook and tests compute a piece of each again and compare.
+
+    Parameters
+    ----------
+    name : {"penalties", "penalties_income", "cleaning"}
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each of five seeds, as :func:`penalties` or :func:`cleaning` return it.
+
+    Examples
+    --------
+    >>> len(stored("cleaning"))
+    5
+    """
+    frame = read_records("icml24.bilevel", f"{name}.json")
+    for column in (column for column in frame if column.startswith("curve:")):
+        frame[column] = frame[column].map(np.asarray)
+    return frame
+
+
+def make_records(folder: Path, names: Iterable[str] = tuple(STORED), jobs: int = 2) -> None:
+    """Compute the stored records anew and write them to ``folder``."""
+    for name in names:
+        write_records(folder / f"{name}.json", run(*STORED[name], seeds=5, jobs=jobs))
+
+
 EXPERIMENTS: dict[str, Callable[[Config, int], Record]] = {
     "finite_sum": finite_sum,
     "expectation": expectation,
@@ -488,3 +552,8 @@ EXPERIMENTS: dict[str, Callable[[Config, int], Record]] = {
     "cleaning": cleaning,
 }
 assert set(CLEANING_METHODS) <= set(METHODS)
+
+if __name__ == "__main__":
+    from icml24.bilevel import experiments
+
+    experiments.make_records(Path(__file__).with_name("data"))

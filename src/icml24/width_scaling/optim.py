@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -232,13 +233,21 @@ class AdamAtan2(_Moments):
             size = size / first
         size = size if group["maximize"] else -size
         tensors = list(zip(params, grads, averages, squares, strict=True))
-        whole = group["foreach"] or torch.compiler.is_compiling() or params[0].device.type != "cpu"
-        for block in [tensors] if whole else _blocks(tensors):
-            self._move(group, scale, size, *(list(x) for x in zip(*block, strict=True)))
+        if group["foreach"] or torch.compiler.is_compiling() or params[0].device.type != "cpu":
+            self._together(group, scale, size, tensors)
+            return
+        large = [_large(parts) for parts in tensors]
+        scratch = torch.empty(CHUNK, dtype=averages[0].dtype)
+        for parts in itertools.compress(tensors, large):
+            for pieces in zip(*(torch.split(x.view(-1), CHUNK) for x in parts), strict=True):
+                self._piece(group, scale, size, scratch, *pieces)
+        for block in _blocks([p for p, cut in zip(tensors, large, strict=True) if not cut]):
+            self._together(group, scale, size, block)
 
     @staticmethod
-    def _move(group: dict[str, Any], scale: Any, size: Any, *lists: list[Tensor]) -> None:
-        params, grads, averages, squares = lists
+    def _together(group: dict[str, Any], scale: Any, size: Any, tensors: list[Parts]) -> None:
+        """Update several parameters by multi-tensor kernels."""
+        params, grads, averages, squares = (list(x) for x in zip(*tensors, strict=True))
         if grads[0].dtype != averages[0].dtype:
             grads = [g.to(averages[0].dtype) for g in grads]
         _decay(group, params)
@@ -252,22 +261,51 @@ class AdamAtan2(_Moments):
         else:
             torch._foreach_add_(params, angles, alpha=size)
 
+    @staticmethod
+    def _piece(
+        group: dict[str, Any],
+        scale: Any,
+        size: Any,
+        scratch: Tensor,
+        p: Tensor,
+        g: Tensor,
+        m: Tensor,
+        v: Tensor,
+    ) -> None:
+        """Update one piece of a large parameter, the same operations one by one."""
+        beta1, beta2 = group["betas"]
+        g, angle = g.to(m.dtype), scratch[: m.numel()]
+        m.lerp_(g, 1 - beta1)
+        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        torch.sqrt(v, out=angle)
+        _foreach_atan2_([m], [angle.mul_(scale)])
+        if group["weight_decay"]:
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+        if isinstance(size, Tensor):
+            p.add_(angle.mul_(size))
+        else:
+            p.add_(angle, alpha=size)
 
-def _blocks(tensors: list[tuple[Tensor, ...]]) -> Iterator[list[tuple[Tensor, ...]]]:
-    """Cut large tensors and gather small ones, so that a block has about CHUNK elements."""
-    block: list[tuple[Tensor, ...]] = []
+
+Parts = tuple[Tensor, ...]
+"""A parameter with its gradient and both moments."""
+
+
+def _large(parts: Parts) -> bool:
+    """Whether a parameter is cut into pieces of CHUNK elements."""
+    return parts[0].numel() > CHUNK and all(x.is_contiguous() for x in parts)
+
+
+def _blocks(tensors: list[Parts]) -> Iterator[list[Parts]]:
+    """Gather parameters until a block has about CHUNK elements."""
+    block: list[Parts] = []
     size = 0
     for parts in tensors:
-        n = parts[0].numel()
-        if n > CHUNK and all(x.is_contiguous() for x in parts):
-            pieces = (torch.split(x.view(-1), CHUNK) for x in parts)
-            yield from ([piece] for piece in zip(*pieces, strict=True))
-            continue
-        if block and size + n > CHUNK:
+        if block and size + parts[0].numel() > CHUNK:
             yield block
             block, size = [], 0
         block.append(parts)
-        size += n
+        size += parts[0].numel()
     if block:
         yield block
 
