@@ -72,15 +72,21 @@ def test_filter(benchmark):
 
 
 CHILD = """
-import resource, torch
+import re, resource, torch
+from pathlib import Path
 from icml24.backdoor_defense import PURE, FineTune
 from icml24.backdoor_defense.toy import made_up_reviews, tiny_encoder, word_tokenizer
 torch.set_num_threads(1)
 rows = [(" ".join([text] * 16), label) for text, label in made_up_reviews(96)]
 encoder = tiny_encoder(layers=4, heads=8, width=128)
-start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():  # in KiB; on Linux getrusage would include the process that started this one
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return int(re.search("VmHWM:\\s+(\\d+)", status.read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = peak()
 {method}(epochs=1, max_length=128).fit(encoder, word_tokenizer(), rows[:64], rows[64:])
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
+print((peak() - start) / 1024)
 """
 
 
@@ -96,4 +102,4 @@ def test_memory(benchmark):
         lambda: {method: peak(method) for method in ("FineTune", "PURE")}, rounds=1
     )
     benchmark.extra_info.update({f"{name}, MiB": round(mib) for name, mib in found.items()})
-    assert found["PURE"] < 3 * found["FineTune"]
+    assert 0 < found["PURE"] < 3 * found["FineTune"]

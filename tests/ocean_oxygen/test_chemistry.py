@@ -43,6 +43,12 @@ def test_units_by_hand():
     assert to_umol_per_kg(250, "umol kg-1") == 250
 
 
+def test_density_is_that_of_the_lifted_sample():
+    """Oxygen is measured on deck: some 1028 kg per cubic metre, not the 1046 at 4000 m."""
+    assert density(1.5, 34.7, 4000) == pytest.approx(1027.8, abs=0.3)
+    assert density(1.5, 34.7, 4000) - density(1.5, 34.7) == pytest.approx(0.02, abs=0.02)
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from icml24.core.data import DataUnavailableError
 from icml24.core.experiments import run
 from icml24.ocean_oxygen import experiments as ex
 
@@ -57,6 +59,48 @@ def test_hidden_temperature_is_hidden():
     assert not (columns & tested).any()  # a month's track is never tested
 
 
+def tiny_bottles(monkeypatch):
+    """Forty cruises of made-up bottles, so that the test needs no package."""
+    rng = np.random.default_rng(0)
+    lat, lon = rng.uniform(-60, 60, 4000), rng.uniform(-179, -121, 4000)
+    temperature = 25 - np.abs(lat) / 3 + rng.normal(0, 0.5, 4000)
+    place = {"lat": lat, "lon": lon, "depth": rng.choice([0, 100], 4000)}
+    values = {"temperature": temperature, "salinity": 34 + lat / 100}
+    names = {
+        "source": np.repeat(np.arange(40), 100),
+        "year": np.repeat(1990 + np.arange(40) % 9, 100),
+    }
+    monkeypatch.setattr(ex, "load_bottles", lambda: pd.DataFrame(place | values | names))
+
+
+def test_real_bottles(monkeypatch):
+    tiny_bottles(monkeypatch)
+    ds, split = ex.bottles(TINY, 0)
+    assert not {"salinity", "phosphate"} & set(ds.data_vars)  # no climatology, nothing simulated
+    assert ds.temperature.attrs["units"] == "degree_Celsius"
+    idw = ex.real_bottles(replace(TINY, method="IDW"), 0)
+    atlas = ex.real_bottles(replace(TINY, method="Levitus"), 0)
+    assert idw["n"] == atlas["n"] == int((split == 3).sum()) > 50
+    assert idw["mae"] <= idw["rmse"] < 2  # a smooth field with errors of half a degree
+    assert 0 <= idw["coverage"] <= 1
+    assert atlas["coverage"] is None
+    assert atlas["rmse"] > idw["rmse"]  # the made-up field is not the real one
+    salty = ex.real_bottles(replace(TINY, method="IDW", quantity="salinity"), 0)
+    assert salty["rmse"] < 0.3
+    net = ex.real_bottles(replace(TINY, method="no zones"), 0)
+    assert net["n"] == idw["n"]
+
+
+def test_late_bottles_are_those_since_1995(monkeypatch):
+    tiny_bottles(monkeypatch)
+    record = ex.real_bottles(replace(TINY, method="Levitus"), 1)
+    ds, split = ex.bottles(TINY, 1)
+    error = (ds.temperature - ex.ocean_grid(12, 2).temperature).where(split == 3)
+    late = error.sel(year=slice(1995, None)).to_numpy()
+    assert record["late"] == pytest.approx(np.sqrt(np.nanmean(late**2)), rel=1e-5)
+    assert record["mae"] == pytest.approx(np.nanmean(np.abs(error)), rel=1e-5)
+
+
 @pytest.mark.parametrize("split", list(ex.SPLITS))
 def test_splits(split):
     record = ex.held_out(replace(TINY, method="IDW", split=split), 1)
@@ -91,11 +135,25 @@ def test_stored_records_are_those_of_this_code(method):
     assert record["rmse"] == pytest.approx(strict["rmse"].item(), rel=1e-3)
 
 
+def test_stored_bottles_are_those_of_this_code():
+    try:
+        record = run(ex.real_bottles, replace(ex.Config(), method="kriging"), [2]).iloc[0]
+    except DataUnavailableError as error:
+        pytest.skip(str(error))
+    row = "quantity == 'temperature' and method == 'kriging' and seed == 2"
+    table = ex.stored("bottles").query(row).iloc[0]
+    for name in ("rmse", "mae", "late", "coverage", "n"):
+        assert record[name] == pytest.approx(table[name], rel=1e-3)
+
+
 def test_stored_tables_are_complete():
     for name, (_, grid) in ex.TABLES.items():
         table = ex.stored(name)
         expected = 5 * int(np.prod([len(values) for values in grid.values()], initial=1))
         assert len(table) == expected
+        if name == "bottles":  # the atlas has no intervals
+            assert (table["coverage"].isna() == (table["method"] == "Levitus")).all()
+            table = table.fillna({"coverage": 0.0})
         assert (
             not table.drop(columns=["sensitivity", "validation", "century"], errors="ignore")
             .isna()

@@ -47,6 +47,14 @@ def test_test_values_change_no_prediction(ds, split, model):
 
 
 @pytest.mark.parametrize("model", methods(), ids=lambda m: type(m).__name__)
+def test_places_of_the_test_change_no_prediction(ds, split, model):
+    """Not even where the test was measured may show: hubs and counts are those of training."""
+    without = ds.assign(oxygen=ds.oxygen.where(split != 3))
+    a, b = (model.fit(d, split).predict([1990, 2001]) for d in (ds, without))
+    xr.testing.assert_identical(a.drop_attrs(), b.drop_attrs())
+
+
+@pytest.mark.parametrize("model", methods(), ids=lambda m: type(m).__name__)
 def test_the_field_agrees_with_single_places(ds, split, model):
     before = ds.copy(deep=True)
     field = model.fit(ds, split).predict(years=[1990, 2001])
@@ -83,6 +91,19 @@ def test_every_conv_fits_and_repeats(ds, split, conv):
     assert not np.allclose(a, other.held_out()["mean"])
 
 
+def test_zones_are_continuous_or_areas(ds, split):
+    """The zone code is that of the problem; with areas it says in which of them a node lies."""
+    zone, area = (oo.Reconstructor(conv=c, **QUICK).fit(ds, split) for c in ("zone", "area"))
+    np.testing.assert_array_equal(zone._meta.numpy(), zone.problem_.meta)
+    code = area._meta.numpy()
+    assert set(np.unique(code)) == {0.0, 1.0}
+    assert (code.sum(axis=1) == 1).all()
+    nodes = area.problem_.nodes
+    by_hand = np.floor((nodes.lat + 90) / 45) * 8 + np.floor((nodes.lon + 180) / 45)
+    same = by_hand[:, None] == by_hand[None]
+    np.testing.assert_array_equal(code @ code.T == 1, same)
+
+
 def test_training_learns(ds, split):
     settings = {"hidden_channels": 16, "validate_every": 10, "lr": 2e-2, "lstm_layers": 1}
     model = oo.Reconstructor(steps=60, **settings).fit(ds, split)
@@ -99,6 +120,20 @@ def test_best_weights_are_kept(ds, split):
     assert model._validate(model._validation_set()) == pytest.approx(best)
 
 
+def test_weights_of_the_best_score_are_kept_even_if_not_the_last(ds, split, monkeypatch):
+    scores, states = iter([3.0, 1.0, 2.0, 4.0]), []
+
+    def scripted(self, years):
+        states.append({k: p.clone() for k, p in self.network_.state_dict().items()})
+        return next(scores)
+
+    monkeypatch.setattr(oo.Reconstructor, "_validate", scripted)
+    model = oo.Reconstructor(steps=12, validate_every=3, hidden_channels=4).fit(ds, split)
+    for name, value in model.network_.state_dict().items():
+        assert torch.equal(value, states[1][name])
+    assert any(not torch.equal(states[1][k], p) for k, p in states[3].items())
+
+
 def test_chemistry_lowers_the_variance_of_the_sensitivity(ds, split):
     plain, bound = (
         oo.Reconstructor(**(QUICK | {"steps": 40, "lr": 2e-2}), lam_chem=lam).fit(ds, split)
@@ -110,6 +145,20 @@ def test_chemistry_lowers_the_variance_of_the_sensitivity(ds, split):
         oo.Reconstructor(**QUICK, lam_chem=1.0).fit(no_nutrients, split)
     with pytest.raises(ValueError, match="neither phosphate nor nitrate"):
         oo.Reconstructor(**QUICK).fit(no_nutrients, split).sensitivity_variance()
+
+
+def test_loss_is_the_error_plus_the_penalty_over_all_known_nutrients(ds, split):
+    model = oo.Reconstructor(**QUICK, lam_chem=2.0).fit(ds, split)
+    nodes, train = model.problem_.nodes, model.problem_.role == 0
+    known = np.isfinite(nodes.gather(ds.phosphate)) | np.isfinite(nodes.gather(ds.nitrate))
+    t = int((known.sum(axis=1) * train.any(axis=1)).argmax())
+    v = np.flatnonzero(train[t])[:7]
+    others = np.setdiff1d(np.flatnonzero(known[t]), v)
+    assert len(others) > 10
+    _, penalty = model._with_penalty(t, np.concatenate([v, others]))
+    error = ((model._at(t, v) - torch.from_numpy(model.problem_.known[t, v])) ** 2).mean()
+    torch.testing.assert_close(model._loss(t, v), error + 2 * penalty)
+    assert penalty != model._with_penalty(t, v)[1]
 
 
 def test_inner_updates():
@@ -197,6 +246,23 @@ def test_tabular_chooses_by_validation(ds, split):
     model = oo.Tabular(estimators=[Wrong(), LinearRegression()], window=0).fit(ds, split)
     assert type(model.estimator_) is LinearRegression
     assert oo.rmse(*model.held_out()[["truth", "mean"]].to_numpy().T) < 40
+
+
+def test_tabular_does_not_choose_by_the_test(ds, split):
+    """Test values moved up favour a regressor that is off by as much; it is not taken."""
+
+    class Off(LinearRegression):
+        def predict(self, X):
+            return super().predict(X) - 3  # of AOU, so more oxygen
+
+    moved = ds.assign(oxygen=(ds.oxygen + 150 * (split == 3)).assign_attrs(ds.oxygen.attrs))
+    right, off = (
+        oo.Tabular(estimators=[kind()], window=0).fit(moved, split).held_out()
+        for kind in (LinearRegression, Off)
+    )
+    assert oo.rmse(off["truth"], off["mean"]) < oo.rmse(right["truth"], right["mean"])
+    model = oo.Tabular(estimators=[Off(), LinearRegression()], window=0).fit(moved, split)
+    assert type(model.estimator_) is LinearRegression
 
 
 def test_trees_see_the_window(ds, split):

@@ -68,6 +68,13 @@ def test_conformal_rank_by_hand():
     assert np.isinf(none.half_width_).all()
 
 
+@pytest.mark.parametrize(("n", "width"), [(29, 1.0), (30, 7.0)])
+def test_a_zone_with_few_errors_takes_the_pooled_width(n, width):
+    """Thirty errors of 7 speak for their zone; with one fewer, the thousand others do."""
+    errors, zone = np.r_[np.full(1000, 1.0), np.full(n, 7.0)], np.r_[np.zeros(1000), np.ones(n)]
+    assert oo.ZoneConformal(0.1).fit(errors, zone, 2).half_width_.tolist() == [1.0, width]
+
+
 def test_conformal_covers_each_zone():
     rng = np.random.default_rng(0)
     hits = np.zeros(2)

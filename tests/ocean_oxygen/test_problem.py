@@ -43,6 +43,16 @@ def test_splits_keep_groups_whole(ds, make):
     assert not role.equals(make(ds, 4))
 
 
+def test_a_block_is_one_area_in_one_year(ds, split):
+    """Neither a year nor an area has one role for all its blocks."""
+    area = area_of(*np.meshgrid(ds.lat, ds.lon, indexing="ij"), 30)
+    codes = split.to_numpy()
+    by_year = [np.unique(part[part >= 0]) for part in codes]
+    by_area = [np.unique(part[part >= 0]) for part in (codes[..., area == i] for i in range(72))]
+    for roles in (by_year, by_area):
+        assert sum(len(found) > 1 for found in roles) > 10
+
+
 def test_areas_by_hand():
     assert area_of([-90, 89.9, 90], [-180, 179.9, 180], 30).tolist() == [0, 71, 60]
     assert area_of(0.0, 350.0, 30) == area_of(0.0, -10.0, 30)
@@ -74,7 +84,8 @@ def test_target_and_its_inverse(ds, split):
         assert abs(train.mean()) < 1e-3
         assert train.std() == pytest.approx(1, abs=1e-3)
     aou = oo.Problem(ds, split)
-    t, v = (int(x[0]) for x in aou.pairs("train"))
+    t, v = (int(x[aou.nodes.depth[aou.pairs("train")[1]].argmax()]) for x in aou.pairs("train"))
+    assert aou.nodes.depth[v] == 200  # where depth tells: the water is colder when lifted
     where = {"year": t}
     temperature = aou.nodes.gather(ds.temperature.isel(where))[v]
     by_hand = oo.solubility(temperature, aou.nodes.gather(ds.salinity)[v], aou.nodes.depth[v])
@@ -101,6 +112,17 @@ def test_held_out_values_are_nowhere_in_the_inputs(ds, split, role):
         np.testing.assert_array_equal(a.features(t), b.features(t))
         np.testing.assert_array_equal(a.records(t, near), b.records(t, near))
     assert not np.array_equal(oo.Problem(changed(ds, split, 0), split).mean, a.mean)
+
+
+def test_nutrients_are_scaled_by_training_stations(ds, split):
+    """Other nutrients where others are held out leave the features everywhere else alone."""
+    moved = ds.assign(phosphate=ds.phosphate.where(split <= 0, 9.0).where(ds.phosphate.notnull()))
+    a, b = oo.Problem(ds, split), oo.Problem(moved, split)
+    t = int(((a.role > 0) & np.isfinite(a.nodes.gather(ds.phosphate))).sum(axis=1).argmax())
+    elsewhere = a.role[t] <= 0
+    x, y = a.features(t), b.features(t)
+    np.testing.assert_array_equal(x[elsewhere], y[elsewhere])
+    assert not np.array_equal(x[~elsewhere], y[~elsewhere])
 
 
 def test_a_years_own_values_are_not_in_its_inputs(ds, split):

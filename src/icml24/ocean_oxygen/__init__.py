@@ -24,6 +24,7 @@ _missing = [
 if _missing:
     raise ImportError(f"This column needs {', '.join(_missing)}: pip install 'icml24[ocean]'.")
 
+from icml24.ocean_oxygen.bottles import load_bottles  # noqa: E402
 from icml24.ocean_oxygen.chemistry import (  # noqa: E402
     apparent_utilisation,
     density,
@@ -60,6 +61,7 @@ from icml24.ocean_oxygen.sampling import ship_tracks  # noqa: E402
 from icml24.ocean_oxygen.splits import (  # noqa: E402
     ROLES,
     block_split,
+    source_split,
     spatial_split,
     temporal_split,
 )
@@ -91,6 +93,7 @@ __all__ = [
     "gradient_variance",
     "grid_profiles",
     "inner_updates",
+    "load_bottles",
     "locate",
     "low_volume",
     "make_ocean",
@@ -110,6 +113,7 @@ __all__ = [
     "ship_tracks",
     "simulate_members",
     "solubility",
+    "source_split",
     "spatial_split",
     "temporal_split",
     "to_umol_per_kg",
