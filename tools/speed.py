@@ -91,12 +91,14 @@ def take(found: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
         entry = {name: row[name] for name in ("chapter", "task", "peer")}
         values = {"ours": ours, "other": other, "ratio": other / ours}
         rows.append(entry | {name: float(f"{value:.3g}") for name, value in values.items()})
-    growth = []
+    lines, growth = {line["label"]: line for line in old.get("growth", [])}, []
     for line in wanted()["growth"]:
         names = {size: line["test"].format(size) for size in line["sizes"]}
         if all(name in found for name in names.values()):
             took = [float(f"{found[name]['seconds']:.3g}") for name in names.values()]
             growth.append({**line, "seconds": took})
+        elif line["label"] in lines:
+            growth.append(lines[line["label"]])
     machine = {
         "cpu": processor(),
         "cores": os.cpu_count(),
@@ -104,7 +106,7 @@ def take(found: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
         "torch": version("torch"),
         "date": date.today().isoformat(),
     }
-    return {"machine": machine, "rows": rows, "growth": growth or old.get("growth", [])}
+    return {"machine": machine, "rows": rows, "growth": growth}
 
 
 def key(row: Mapping[str, Any]) -> tuple[str, str, str]:

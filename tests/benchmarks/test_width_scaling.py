@@ -62,7 +62,7 @@ def test_optimizer_step(benchmark, make, size):
         p.grad = torch.randn(p.shape, generator=g)
     optimizer = make(params)
     optimizer.step()
-    benchmark.pedantic(optimizer.step, rounds=10, warmup_rounds=2)
+    benchmark.pedantic(optimizer.step, rounds=60, warmup_rounds=2)  # machines are noisy
 
 
 @pytest.mark.parametrize("width", [32, 64, 128, 256])
