@@ -255,11 +255,8 @@ class AdamAtan2(_Moments):
         angles = torch._foreach_sqrt(squares)
         torch._foreach_mul_(angles, scale)
         _foreach_atan2_(averages, angles)
-        if isinstance(size, Tensor):
-            torch._foreach_mul_(angles, size)
-            torch._foreach_add_(params, angles)
-        else:
-            torch._foreach_add_(params, angles, alpha=size)
+        torch._foreach_mul_(angles, size)
+        torch._foreach_add_(params, angles)
 
     @staticmethod
     def _piece(
