@@ -17,6 +17,8 @@ __all__ = ["AdamAtan2", "ScaledAdam"]
 
 CHUNK = 1 << 16
 """Elements worked on at a time on a CPU: moments, gradient and scratch stay in its cache."""
+SMALL = 1 << 12
+"""Below this, numpy's arctangent costs as much as torch's, whose last digit is better."""
 
 
 def _check(lr: float | Tensor, betas: tuple[float, float], weight_decay: float) -> None:
@@ -324,13 +326,14 @@ def _foreach_atan2_(y: list[Tensor], x: list[Tensor]) -> None:
         angles = torch._foreach_div(y, x)
         torch._foreach_atan_(angles)
         torch._foreach_copy_(x, angles)
-    elif torch.compiler.is_compiling() or not _numpy_has_vector_arctan2():
-        for a, b in zip(y, x, strict=True):
-            torch.atan2(a, b, out=b)
-    else:
-        for a, b in zip(y, x, strict=True):
+        return
+    vector = not torch.compiler.is_compiling() and _numpy_has_vector_arctan2()
+    for a, b in zip(y, x, strict=True):
+        if vector and b.numel() >= SMALL:
             out = b.numpy()
             np.arctan2(a.numpy(), out, out=out)
+        else:
+            torch.atan2(a, b, out=b)
 
 
 class ScaledAdam(_Moments):
