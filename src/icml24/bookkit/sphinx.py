@@ -296,7 +296,7 @@ def adopt_nodes(app: Sphinx, doctree: nodes.document) -> None:
     """Let every node belong to the page.
 
     MyST parses embedded reStructuredText in a document of its own, whose settings hold the whole
-    environment; stored with the page it made the API pages fifty times as large.
+    environment; stored with the page it made the API pages several times as large.
     """
     for node in doctree.findall():
         node.document = doctree

@@ -256,7 +256,7 @@ class AdamAtan2(_Moments):
         _moments(group, grads, averages, squares)
         angles = torch._foreach_sqrt(squares)
         torch._foreach_mul_(angles, scale)
-        _foreach_atan2_(averages, angles)
+        angles = _foreach_atan2(averages, angles)
         torch._foreach_mul_(angles, size)
         torch._foreach_add_(params, angles)
 
@@ -277,7 +277,7 @@ class AdamAtan2(_Moments):
         m.lerp_(g, 1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         torch.sqrt(v, out=angle)
-        _foreach_atan2_([m], [angle.mul_(scale)])
+        _foreach_atan2([m], [angle.mul_(scale)])  # in place, since on the CPU
         if group["weight_decay"]:
             p.mul_(1 - group["lr"] * group["weight_decay"])
         if isinstance(size, Tensor):
@@ -318,15 +318,17 @@ def _numpy_has_vector_arctan2() -> bool:
     return bool(kernels) and all("baseline" not in k.get("current", "") for k in kernels.values())
 
 
-def _foreach_atan2_(y: list[Tensor], x: list[Tensor]) -> None:
-    """Replace each ``x >= 0`` by ``atan2(y, x)``: torch has no multi-tensor kernel for it."""
+def _foreach_atan2(y: list[Tensor], x: list[Tensor]) -> list[Tensor]:
+    """Return ``atan2(y, x)`` for ``x >= 0``, on the CPU in the memory of ``x``.
+
+    Torch has no multi-tensor kernel for it.
+    """
     if x[0].is_cuda:
         # The arctangent of the quotient; the clamp, far below any root of a float, only serves 0/0.
         torch._foreach_clamp_min_(x, torch.finfo(x[0].dtype).tiny)
         angles = torch._foreach_div(y, x)
         torch._foreach_atan_(angles)
-        torch._foreach_copy_(x, angles)
-        return
+        return list(angles)
     vector = not torch.compiler.is_compiling() and _numpy_has_vector_arctan2()
     for a, b in zip(y, x, strict=True):
         if vector and b.numel() >= SMALL:
@@ -334,6 +336,7 @@ def _foreach_atan2_(y: list[Tensor], x: list[Tensor]) -> None:
             np.arctan2(a.numpy(), out, out=out)
         else:
             torch.atan2(a, b, out=b)
+    return x
 
 
 class ScaledAdam(_Moments):
